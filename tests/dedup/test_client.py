@@ -16,10 +16,11 @@ from celery.signals import before_task_publish
 from kombu import Connection
 from kombu.exceptions import OperationalError
 
-from celery_relock import LockedTask, declaration, engines, is_dropped, signals
+from celery_relock import LockedTask, declaration, is_dropped, signals
 from celery_relock.dedup import marker
 from celery_relock.errors import DuplicateTask, LockConfigError, LockUnavailable
 from tests.support import leftovers, wait_for
+from tests.support.parked import engine_here
 
 DAY = 86_400.0
 
@@ -51,10 +52,8 @@ def _free(worker, account):
 
 def _mark(task, *args):
     """The marker of a call: how many seconds it lasts if nobody renews it, None without one."""
-    app = task.app
-    engine = engines.engine_for(app.conf.relock_url, app.conf.relock_namespace)
     name = marker.name_for(task.name, [f"account:{args[0]}"])
-    found = marker.look(engine, name)
+    found = marker.look(engine_here(task.app), name)
     return None if found is None else found.remaining
 
 

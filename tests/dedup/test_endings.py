@@ -10,10 +10,9 @@ import pytest
 from billiard.exceptions import WorkerLostError
 from celery.exceptions import TaskRevokedError
 
-from celery_relock import engines
 from tests.support import new_namespace, wait_for
 from tests.support.messages import Message
-from tests.support.parked import lock_of
+from tests.support.parked import engine_here, lock_of
 
 pytestmark = pytest.mark.slow
 
@@ -51,8 +50,7 @@ def _began(worker, account, count=1):
 
 def _waits_in_its_slot(task, account):
     """Its execution has its marker, and is in the line for its lock."""
-    conf = task.app.conf
-    engine = engines.engine_for(conf.relock_url, conf.relock_namespace)
+    engine = engine_here(task.app)
     wait_for(lambda: engine.inspect(f"account:{account}").waiting, what="an execution that waits")
 
 
@@ -352,8 +350,7 @@ def test_one_that_is_to_begin_while_a_later_call_replaces_it_is_revoked_or_runs(
     m.without.delay(slow)
     _began(worker, slow)
     first = task.apply_async((slow, "first"), countdown=1)
-    conf = m.app.conf
-    backend = engines.engine_for(conf.relock_url, conf.relock_namespace).backend
+    backend = engine_here(m.app).backend
     release, arrives = type(backend).release, [True]
 
     def release_late(*args, **how):

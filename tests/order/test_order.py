@@ -17,12 +17,12 @@ import pytest
 from celery import VERSION, chain, chord, group
 from kombu.exceptions import EncodeError
 
-from celery_relock import engines, locked
+from celery_relock import locked
 from celery_relock.engine.protocol import LINE
 from celery_relock.errors import LockConflict
 from tests.support import new_namespace, programs, wait_for
 from tests.support.messages import Message
-from tests.support.parked import lock_of
+from tests.support.parked import engine_here, lock_of
 
 pytestmark = pytest.mark.slow
 NO_EXITS = pytest.mark.skipif(
@@ -81,7 +81,7 @@ def numbers(events):
 
 def looked_at(m, name):
     """A lock or a line, and how many hold it or are parked for it."""
-    backend = engines.engine_for(m.app.conf.relock_url, m.app.conf.relock_namespace).backend
+    backend = engine_here(m.app).backend
     (found,) = backend.inspection().survey([backend.keys.lock(name)], 0, 0)
     return found
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from celery_relock import Lock, engines
+from celery_relock.engine.engine import Engine
 from celery_relock.engine.inspection import Holder, LockInfo
 from celery_relock.worker import parking
 from tests.support.waiting import wait_for
@@ -19,10 +20,14 @@ def survey_of(engine: Any, name: str) -> LockInfo:
     return ask.survey(ask.keys_of(name), 1000, 1000)[0]
 
 
+def engine_here(app: Any) -> Engine:
+    """Where an app's locks are, for the test's own process, which can send no message."""
+    return engines.engine_for(app.conf.relock_url, app.conf.relock_namespace)
+
+
 def state_of(worker: Any, name: str) -> LockInfo:
     """A lock of a worker's app, with its holders and waiters."""
-    conf = worker.module.app.conf
-    return survey_of(engines.engine_for(conf.relock_url, conf.relock_namespace), name)
+    return survey_of(engine_here(worker.module.app), name)
 
 
 def label_of(holder: Holder) -> str:
@@ -33,7 +38,7 @@ def label_of(holder: Holder) -> str:
 def is_consumed(worker: Any, queue: str = "") -> bool:
     """Whether a live worker consumes the resume queue beside a queue, by default the app's own."""
     app = worker.module.app
-    engine = engines.engine_for(app.conf.relock_url, app.conf.relock_namespace)
+    engine = engine_here(app)
     beside = parking.resume_queue(queue or app.conf.task_default_queue)
     return engine.backend.consumed(parking.channel(parking.home(app), beside))
 

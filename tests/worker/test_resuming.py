@@ -9,7 +9,6 @@ import uuid
 import pytest
 from kombu import Connection, Queue
 
-from celery_relock import engines
 from celery_relock.engine.parking import Sender
 from celery_relock.engine.protocol import DEBOUNCE, Message
 from celery_relock.errors import LockUnavailable, RelockError
@@ -17,7 +16,7 @@ from celery_relock.worker import parking, resuming
 from celery_relock.worker.parking import Outbox, channel, home
 from celery_relock.worker.resuming import TRIP
 from tests.support import Worker, new_namespace, wait_for
-from tests.support.parked import is_consumed, lock_of, state_of, wait_until_parked
+from tests.support.parked import engine_here, is_consumed, lock_of, state_of, wait_until_parked
 from tests.support.programs import said_by
 from tests.support.tcp import TcpProxy
 
@@ -59,11 +58,6 @@ def start(launch):
 def worker(request, launch):
     """One for all tests that let it live, on each broker."""
     return ready(launch(request.param, concurrency=2))
-
-
-def engine_of(worker):
-    conf = worker.module.app.conf
-    return engines.engine_for(conf.relock_url, conf.relock_namespace)
 
 
 def ready(worker, queue=None):
@@ -307,7 +301,7 @@ def test_a_resume_queue_that_its_worker_has_left_loses_nothing(start, account, b
     worker.kill()
     # It still counts as one that consumes, so that is where the first message is published.
     assert is_consumed(worker)
-    engine = engine_of(worker)
+    engine = engine_here(worker.module.app)
     outbox = engine.parking.sender = Outbox(engine.backend.consumed)
     outbox.add(worker.module.app)
     try:

@@ -8,10 +8,10 @@ import signal
 import pytest
 from celery import chain
 
-from celery_relock import engines, locked
+from celery_relock import locked
 from celery_relock.admin import Locks
 from tests.support import wait_for
-from tests.support.parked import lock_of, wait_until_free
+from tests.support.parked import engine_here, lock_of, wait_until_free
 
 APP = "tests.worker.apps.unreached"
 ENDS = ["error", "ignore", "retry"]
@@ -35,8 +35,7 @@ def stay(worker, account, count):
 
 
 def others_wait(app, name):
-    engine = engines.engine_for(app.conf.relock_url, app.conf.relock_namespace)
-    wait_for(lambda: engine.inspect(name).waiting == 1, what="a waiter")
+    wait_for(lambda: engine_here(app).inspect(name).waiting == 1, what="a waiter")
 
 
 @pytest.mark.parametrize("how", ENDS)
