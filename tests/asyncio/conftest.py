@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -28,8 +27,3 @@ def state(redis_url: str, namespace: str) -> Callable[[], LockState]:
     """Who holds and who awaits the lock "a", as the server has it."""
     backend = backend_of(redis_url, namespace)
     return lambda: backend.inspect("a")
-
-
-def run(main: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine in a loop of its own, for 60 s at the most."""
-    return asyncio.run(asyncio.wait_for(main, 60))

@@ -24,8 +24,8 @@ from celery_relock.engine.protocol import Claim, LockState
 from celery_relock.engine.renewal import keepalive
 from celery_relock.engine.wakeup import Inbox
 from celery_relock.errors import LockUnavailable
-from tests.asyncio.conftest import run
 from tests.support import RedisServer, wait_for
+from tests.support.coroutines import run, until
 from tests.support.proxy import Proxy
 
 MakeLock = Callable[..., Lock]
@@ -197,8 +197,7 @@ def test_a_confirmation_that_was_cancelled_and_comes_late_holds_the_lock_for_nob
     async def main() -> None:
         async with lock():
             waiter = asyncio.create_task(lock(redis=proxy.url, owner="somebody").acquire())
-            while not state().waiting:
-                await asyncio.sleep(0.01)
+            await until(lambda: state().waiting)
             copy = proxy.hold("acquire")
         assert await asyncio.to_thread(copy.arrived.wait, 30)
         waiter.cancel()
@@ -218,8 +217,7 @@ def test_when_the_loop_ends_whoever_holds_releases(lock: MakeLock, state: State)
 
     async def main() -> asyncio.AbstractEventLoop:
         waiting = asyncio.create_task(hold()), asyncio.create_task(hold())
-        while not state().waiting:
-            await asyncio.sleep(0.01)
+        await until(lambda: state().waiting)
         del waiting  # both are cancelled with the loop
         return asyncio.get_running_loop()
 

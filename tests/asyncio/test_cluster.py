@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -20,6 +20,7 @@ from tests.asyncio.test_cancellation import held as waits
 from tests.asyncio.test_cancellation import wherever_it_is_cancelled
 from tests.support import RedisServer, wait_for
 from tests.support.cluster import ClusterServers
+from tests.support.coroutines import run, until
 
 pytestmark = pytest.mark.slow
 
@@ -50,11 +51,7 @@ def lock(cluster: ClusterServers, namespace: str) -> Callable[..., Lock]:
 MakeLock = Callable[..., Lock]
 
 
-def run(main: Coroutine[Any, Any, Any], seconds: float = 60) -> Any:
-    return asyncio.run(asyncio.wait_for(main, seconds))
-
-
-async def until(holds: Callable[[], Any]) -> Any:
+async def server_says(holds: Callable[[], Any]) -> Any:
     """What it returns as soon as that is true. It asks a server."""
     return await asyncio.to_thread(wait_for, holds, 30)
 
@@ -104,7 +101,9 @@ def test_coroutines_and_threads_wait_in_one_queue_at_each_node(
                     asyncio.to_thread(thread, name) if who == "thread" else coroutine(name, who)
                 )
                 waiting.append(asyncio.create_task(waiter))
-            await until(lambda n=count: all(backend.inspect(each).waiting == n for each in names))
+            await server_says(
+                lambda n=count: all(backend.inspect(each).waiting == n for each in names)
+            )
         for one in holders:
             await one.release()
         await asyncio.gather(*waiting)
@@ -144,11 +143,9 @@ def test_a_loss_is_told(lock: MakeLock, backend: RedisBackend) -> None:
     async def main() -> None:
         one = lock(timeout=60)
         await one.acquire()
-        while not one._engine.inbox.listening.hears:
-            await asyncio.sleep(0.05)
+        await until(lambda: one._engine.inbox.listening.hears)
         await asyncio.to_thread(backend.force_release, "a")
-        while not one.lost:
-            await asyncio.sleep(0.01)
+        await until(lambda: one.lost)
         with pytest.raises(LockNotOwned):
             await one.release()
 
@@ -193,13 +190,12 @@ def test_a_lock_follows_its_slot(
         await one.acquire()
         fence = one.fence
         waits = asyncio.create_task(waiter("a"))
-        await until(lambda: backend.inspect("a").waiting == 1)
+        await server_says(lambda: backend.inspect("a").waiting == 1)
         await asyncio.to_thread(cluster.begin_move, slot, to)
         # Its bucket is empty but for these: the lock itself is asked for where it is on its way to.
         await asyncio.to_thread(cluster.move_keys, slot, source, to)
         since = one._lease.renewed
-        while one._lease.renewed == since:
-            await asyncio.sleep(0.05)
+        await until(lambda: one._lease.renewed != since)
         await asyncio.to_thread(cluster.end_move, slot, source, to)
         assert await one.owned()
         await one.release()
@@ -226,15 +222,14 @@ def test_a_node_is_killed_and_its_replica_takes_over(
         async with lock(timeout=20) as one:
             fences["a"] = one.fence
             waits = asyncio.create_task(waiter(one))
-            await until(lambda: backend.inspect("a").waiting == 1)
+            await server_says(lambda: backend.inspect("a").waiting == 1)
             await asyncio.to_thread(cluster.copied, master)
             killed = asyncio.create_task(asyncio.to_thread(cluster.fail_over, master))
             since = one._lease.renewed
             async with lock(free):  # waits for the replica
                 pass
             await killed
-            while one._lease.renewed == since:
-                await asyncio.sleep(0.05)
+            await until(lambda: one._lease.renewed != since)
             one.check()
         await waits
 

@@ -17,8 +17,8 @@ from celery_relock import LockedTask, engines
 from celery_relock.asyncio import Lock
 from celery_relock.engine.protocol import LockState
 from tests.asyncio import test_cancellation, test_lock
-from tests.asyncio.conftest import run
 from tests.support import wait_for
+from tests.support.coroutines import run
 
 MEMORY = "memory://"
 

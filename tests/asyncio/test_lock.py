@@ -32,8 +32,8 @@ from celery_relock.engine.protocol import LockState
 from celery_relock.engine.renewal import keepalive
 from celery_relock.errors import LockConfigError, LockUnavailable
 from celery_relock.lock import LockNeverFree, LockNotAcquired, LockNotOwned, LockNotTaken
-from tests.asyncio.conftest import run
 from tests.support import RedisServer, programs, wait_for
+from tests.support.coroutines import run, until
 from tests.support.proxy import Proxy
 from tests.support.redis_server import calls_of
 
@@ -76,8 +76,7 @@ def test_the_next_waiter_hears_before_the_coroutine_that_waited_too(
         client, first, second = server.client(), lock(redis=server.url), lock(redis=server.url)
         await first.acquire()
         waits = asyncio.create_task(second.acquire())
-        while first._engine.inspect("a").waiting == 0:
-            await asyncio.sleep(0.01)
+        await until(lambda: first._engine.inspect("a").waiting)
         await first.release()
         await waits
         before = calls_of(client, "ping")
@@ -105,8 +104,7 @@ def test_a_loop_that_is_closed_with_its_tasks_is_forgotten_and_so_is_what_they_h
     async def use() -> weakref.ref[asyncio.AbstractEventLoop]:
         await locks[0].acquire()
         _left.append(asyncio.ensure_future(locks[1].acquire()))
-        while state().waiting == 0:
-            await asyncio.sleep(0.01)
+        await until(lambda: state().waiting)
         return weakref.ref(asyncio.get_running_loop())
 
     loop = asyncio.new_event_loop()
@@ -262,8 +260,7 @@ def test_waiters_of_threads_and_of_tasks_are_served_in_turn(
             order.append(name)
 
     async def queued(count: int) -> None:
-        while state().waiting < count:
-            await asyncio.sleep(0.01)
+        await until(lambda: state().waiting >= count)
 
     async def main() -> None:
         async with lock():
@@ -285,8 +282,7 @@ def test_a_grant_that_comes_before_the_waiter_sleeps_is_not_missed(
     doze = TaskLease.doze
 
     async def late(lease: TaskLease, seconds: float, over: Callable[[], bool]) -> None:
-        while not over():
-            await asyncio.sleep(0.01)
+        await until(over)
         await doze(lease, seconds, over)
 
     monkeypatch.setattr(TaskLease, "doze", late)
@@ -294,8 +290,7 @@ def test_a_grant_that_comes_before_the_waiter_sleeps_is_not_missed(
     async def main() -> None:
         async with lock():
             waits = asyncio.create_task(lock().acquire())
-            while not state().waiting:
-                await asyncio.sleep(0.01)
+            await until(lambda: state().waiting)
         assert await asyncio.wait_for(waits, WAITER_LEASE - 1)
 
     run(main())
@@ -341,8 +336,7 @@ def test_a_loop_that_is_blocked_for_longer_than_the_lease_keeps_its_lock_and_its
     async def main() -> None:
         async with lock(timeout=2) as one:
             waits = asyncio.create_task(lock(timeout=2).acquire())
-            while not state().waiting:
-                await asyncio.sleep(0.01)
+            await until(lambda: state().waiting)
             time.sleep(3)
             one.check()
             assert await one.owned()
@@ -388,8 +382,7 @@ def test_a_task_that_waits_for_one_that_has_ended_waits_no_longer_than_others(
         one = lock(timeout=1)
         async with lock():
             [waits] = await as_another(lambda: [asyncio.ensure_future(one.acquire())])
-            while not state().waiting:
-                await asyncio.sleep(0.01)
+            await until(lambda: state().waiting)
             await asyncio.sleep(1.5)  # longer than its place would live
         assert await waits
 
@@ -432,11 +425,10 @@ def test_a_forced_release_is_told_at_once(lock: MakeLock, redis_url: str, namesp
     async def main() -> None:
         one = lock(timeout=60)
         await one.acquire()
-        while not one._engine.inbox.listening.hears:  # a hold that is a second old listens
-            await asyncio.sleep(0.05)
+        # A hold that is a second old listens.
+        await until(lambda: one._engine.inbox.listening.hears)
         one._engine.backend.force_release("a")
-        while not one.lost:
-            await asyncio.sleep(0.01)
+        await until(lambda: one.lost)
 
     run(main())
 
@@ -447,8 +439,7 @@ def test_what_was_forced_before_the_loop_listens_is_told_as_soon_as_it_does(lock
         await one.acquire()
         one._engine.backend.force_release("a")
         assert not one._engine.inbox.listening.hears, "nobody told the holder"
-        while not one.lost:
-            await asyncio.sleep(0.01)
+        await until(lambda: one.lost)
 
     run(main())
 
@@ -559,8 +550,7 @@ def test_a_task_that_has_lost_the_lock_is_told_so_and_not_of_the_next_tasks(
         await one.acquire()
         fence = one.fence
         one._engine.backend.force_release("a")
-        while not one.lost:
-            await asyncio.sleep(0.01)
+        await until(lambda: one.lost)
         await as_another(one.acquire)
         assert await as_another(lambda: one.fence) > fence
         assert (one.lost, one.fence, one.remaining) == (True, fence, 0.0)
@@ -632,8 +622,7 @@ def test_tasks_share_a_lock_with_several_permits(lock: MakeLock) -> None:
     async def work() -> None:
         async with one:
             holds.append(one)
-            while len(holds) < 2:
-                await asyncio.sleep(0.01)
+            await until(lambda: len(holds) >= 2)
             fences.add(one.fence)
             await one.extend(60)
 
@@ -698,8 +687,7 @@ def test_it_shares_a_lock_and_downgrades_it(lock: MakeLock) -> None:
         one, two = lock("b"), lock("b", mode="shared")
         async with one:
             waits = asyncio.create_task(two.acquire())
-            while not one._engine.inspect("b").waiting:
-                await asyncio.sleep(0.01)
+            await until(lambda: one._engine.inspect("b").waiting)
             with pytest.raises(LockConfigError, match="an outer block relies on it"):
                 async with one:
                     await one.downgrade()
@@ -730,8 +718,7 @@ def test_who_waits_first_waits_for_the_subscription_and_no_longer(
     async def main() -> None:
         async with lock():
             waits = asyncio.create_task(lock().acquire())
-            while not state().waiting:
-                await asyncio.sleep(0.01)
+            await until(lambda: state().waiting)
         assert await waits
 
     run(main())
@@ -745,8 +732,7 @@ def test_a_loss_is_told_also_after_a_release_that_failed(
         one = lock(redis=proxy.url, timeout=0.3)
         await one.acquire()
         proxy.refuse()
-        while not one.lost:
-            await asyncio.sleep(0.01)
+        await until(lambda: one.lost)
         with pytest.raises(LockUnavailable):
             await one.release()
         proxy.accept()

@@ -10,6 +10,7 @@ import pytest
 
 from celery_relock.asyncio import Lock
 from celery_relock.backends.redis import sentinel
+from tests.support.coroutines import run, until
 from tests.support.sentinel import Watched
 
 pytestmark = pytest.mark.slow
@@ -32,8 +33,7 @@ def test_a_failover_is_waited_for_and_what_is_held_and_waited_for_outlives_it(
         async with Lock(url, "a", timeout=20, namespace=namespace) as one:
             fences.append(one.fence)
             waits = asyncio.create_task(waiter())
-            while one._engine.inspect("a").waiting == 0:
-                await asyncio.sleep(0.05)
+            await until(lambda: one._engine.inspect("a").waiting)
             old = await asyncio.to_thread(service.take_away, "killed")
             # The loop's own threads are busy for longer than a lease.
             loop.set_default_executor(ThreadPoolExecutor(1))
@@ -42,14 +42,13 @@ def test_a_failover_is_waited_for_and_what_is_held_and_waited_for_outlives_it(
             since = one._lease.renewed
             async with Lock(url, "b", namespace=namespace):
                 pass
-            while one._lease.renewed == since:
-                await asyncio.sleep(0.05)
+            await until(lambda: one._lease.renewed != since)
             one.check()
             over.set()
             await busy
             assert (await asyncio.to_thread(service.moved_from, old)).port != old.port
         await waits
 
-    asyncio.run(asyncio.wait_for(main(), 90))
+    run(main(), 90)
     assert fences == sorted(set(fences))
     assert len(fences) == 2

@@ -22,6 +22,7 @@ from celery_relock.errors import LockConfigError, LockLost, LockUnavailable
 from celery_relock.lock import Lock, LockNotOwned, LockNotTaken
 from tests.support import wait_for
 from tests.support.companion import running
+from tests.support.coroutines import until
 
 MakeLock = Callable[..., Lock]
 
@@ -282,8 +283,7 @@ def test_a_block_inside_a_task_whose_lock_is_lost_does_not_end_as_if_it_were_not
 ) -> None:
     async def in_a_coroutine() -> None:
         async with CoroutineLock(redis_url, "a", namespace=namespace) as one:
-            while not one.lost:
-                await asyncio.sleep(0.01)
+            await until(lambda: one.lost)
 
     def body() -> bool:
         lock()._engine.backend.force_release("a")
