@@ -288,7 +288,7 @@ def test_a_cancelled_call_that_reaches_a_worker_of_later_does_not_run(
     assert locks.cancel(lost.id)
 
     assert lost.state == states.REVOKED
-    queue, namespace = ("-Q", f"late-{key}"), worker.module.app.conf.relock_namespace
+    queue, namespace = ("-Q", f"late-{key}"), worker.namespace
     later = Worker("tests.admin.apps.desk", redis_url, namespace, pool="threads", arguments=queue)
     try:
         later.wait_for_log(rf"in_order_again\[{lost.id}\] .*late copy")
@@ -306,7 +306,7 @@ def test_a_call_whose_workers_cannot_be_told_is_cancelled_all_the_same(
     with Celery("away", broker=away, set_as_current=False) as app:
         app.conf.update(
             relock_url=worker.module.app.conf.relock_url,
-            relock_namespace=worker.module.app.conf.relock_namespace,
+            relock_namespace=worker.namespace,
             broker_transport_options={"retry_policy": {"max_retries": 0}},
             task_publish_retry_policy={"max_retries": 0},
         )
@@ -378,7 +378,7 @@ def test_without_an_app_a_task_is_found_by_what_is_in_redis(
     worker: Worker, held: Any, key: str, redis_url: str
 ) -> None:
     parked = held.park()
-    locks = Locks(redis_url, namespace=worker.module.app.conf.relock_namespace)
+    locks = Locks(redis_url, namespace=worker.namespace)
 
     assert (locks.why(held.id).state, locks.why(parked).state) == ("holds", "parked")
     assert locks.why("no-such-task").state == "unknown"
@@ -632,7 +632,7 @@ def test_an_execution_whose_turn_has_come_is_cancelled_once_and_for_all(
 ) -> None:
     """Its message is at the broker already: whoever receives it finds that it has ended."""
     module = worker.module
-    with Lock(redis_url, key, namespace=module.app.conf.relock_namespace):
+    with Lock(redis_url, key, namespace=worker.namespace):
         sent = module.take.delay(key)
         wait_for(lambda: locks.get(key).parked, what="the run to be parked")
     # Either it is quick and has run, or it is cancelled; never both, and never neither.
@@ -653,7 +653,7 @@ def test_a_cancelled_execution_whose_message_is_with_a_worker_already_never_runs
     def states_in_workers(task_id: str) -> list[str]:
         return [told[task_id][0] for told in (ask(task_id) or {}).values() if task_id in told]
 
-    with Lock(redis_url, key, namespace=module.app.conf.relock_namespace):
+    with Lock(redis_url, key, namespace=worker.namespace):
         sent = module.take.apply_async((key,), ignore_result=ignore_result)
         wait_for(lambda: locks.get(key).parked, what="the run to be parked")
         # Every slot is taken, and one more task waits for a slot.
@@ -694,7 +694,7 @@ def test_an_execution_of_a_task_that_the_app_does_not_have_is_left_alone(
 def test_locks_may_change_while_they_are_looked_at(
     worker: Worker, locks: Locks, redis_url: str
 ) -> None:
-    namespace, stopped = worker.module.app.conf.relock_namespace, threading.Event()
+    namespace, stopped = worker.namespace, threading.Event()
 
     def change(number: int) -> None:
         while not stopped.is_set():

@@ -190,7 +190,7 @@ def test_nobody_else_sees_or_frees(site: Site, held: Any) -> None:
 
 def test_a_redis_that_refuses_is_told_on_the_page(worker: Worker, site: Site, client: Any) -> None:
     root = Browser(site.port, "root")
-    meta = f"{worker.module.app.conf.relock_namespace}:{{0}}:meta"
+    meta = f"{worker.namespace}:{{0}}:meta"
     schema = client.hget(meta, "schema")
     client.hset(meta, "schema", 99)
     try:

@@ -33,7 +33,7 @@ def race(worker, client, redis_url):
     client.delete(worker.module.LOG)
     settings = {
         "RELOCK_TEST_URL": redis_url,
-        "RELOCK_TEST_NAMESPACE": worker.module.app.conf.relock_namespace,
+        "RELOCK_TEST_NAMESPACE": worker.namespace,
     }
 
     def run(name):
@@ -84,7 +84,7 @@ def _most(lines, first, last):
 
 @pytest.mark.parametrize("name", ["until_start", "until_done"])
 def test_all_calls_while_one_waits_are_that_one(worker, race, client, redis_url, name):
-    with Lock(redis_url, "race", namespace=worker.module.app.conf.relock_namespace):
+    with Lock(redis_url, "race", namespace=worker.namespace):
         race(name)
         got = {words[3] for words in _lines(client, worker) if words[0] == "got"}
     assert len(got) == 1

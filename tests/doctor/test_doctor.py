@@ -380,12 +380,8 @@ def test_a_task_that_only_looks_locked_and_one_that_cannot_be_loaded(app_with):
 @pytest.fixture(scope="module")
 def worker(module_worker):
     started = module_worker(APP, concurrency=1, arguments=("-Q", "reports,celery"))
-    with Lock(started.settings["RELOCK_TEST_URL"], "a", namespace=namespace_of(started)):
+    with Lock(started.settings["RELOCK_TEST_URL"], "a", namespace=started.namespace):
         yield started
-
-
-def namespace_of(worker):
-    return worker.settings["RELOCK_TEST_NAMESPACE"]
 
 
 def of_workers(app):
@@ -405,7 +401,7 @@ def test_workers_tell_of_themselves(worker):
     assert found(report, "workers") == found(report, "parked") == []
     [told] = report.facts["workers"].values()
     assert told["version"] == report.facts["version"]
-    assert told["namespace"] == namespace_of(worker)
+    assert told["namespace"] == worker.namespace
     keys = {"charge": "account:{account}", "report": "report:{name}", "index": "index:{name}"}
     assert told["tasks"] == {task: repr(key) for task, key in keys.items()}
     assert worker.settings["RELOCK_TEST_URL"] not in str(report.facts)
@@ -439,7 +435,7 @@ def test_a_worker_of_another_program_may_have_another_namespace(worker):
 def test_a_worker_that_runs_a_locked_task_without_the_library(worker, module_worker):
     old = module_worker(
         "tests.doctor.apps.old",
-        namespace=namespace_of(worker),
+        namespace=worker.namespace,
         concurrency=1,
         arguments=("-n", "old@host"),
     )
@@ -461,7 +457,7 @@ def test_no_worker_and_no_broker(app_with):
 def test_parked_executions_whose_queue_nobody_consumes(worker):
     app, tasks = worker.module.app, worker.module
     name = uuid.uuid4().hex
-    lock = Lock(app.conf.relock_url, f"report:{name}", namespace=namespace_of(worker))
+    lock = Lock(app.conf.relock_url, f"report:{name}", namespace=worker.namespace)
     with lock:
         sent = tasks.report.delay(name)
         backend = engine_of(app).backend
@@ -482,7 +478,7 @@ def test_a_worker_that_does_not_tell_its_queues_in_time_is_not_taken_for_one_wit
 ):
     app = worker.module.app
     name = uuid.uuid4().hex
-    lock = Lock(app.conf.relock_url, f"report:{name}", namespace=namespace_of(worker))
+    lock = Lock(app.conf.relock_url, f"report:{name}", namespace=worker.namespace)
     monkeypatch.setattr(Inspect, "active_queues", lambda _: None)  # as if no answer had come
     with lock:
         sent = worker.module.report.delay(name)
@@ -607,7 +603,7 @@ def test_the_command_prints_what_why_and_what_to_do_and_ends_as_asked(worker):
     shown = command(worker, "--timeout", "0.7")
     assert shown.returncode == 1  # the tests' server keeps nothing on disk
     assert "WARNING: the server keeps nothing on disk\n  why: " in shown.stdout
-    assert f"worker: {namespace_of(worker)}@127.0.0.1, celery-relock" in shown.stdout
+    assert f"worker: {worker.namespace}@127.0.0.1, celery-relock" in shown.stdout
     told = command(worker, "--json", "--no-workers", "--fail-on", "error")
     assert told.returncode == 0
     document = json.loads(told.stdout)

@@ -320,7 +320,7 @@ for account in {accounts}:
 def test_each_call_that_a_killed_process_was_about_to_send_leaves_its_place(worker, m):
     """A process that is no worker, and sends with several threads at once."""
     accounts = [uuid.uuid4().hex for _ in range(3)]
-    where = worker.settings["RELOCK_TEST_URL"], worker.settings["RELOCK_TEST_NAMESPACE"]
+    where = worker.settings["RELOCK_TEST_URL"], worker.namespace
     first = f"import os; os.environ.update({worker.settings!r})"
     sender = programs.start(SENDER.format(accounts=accounts), *where, first=first)
     assert [sender.stdout.readline() for _ in accounts] == ["stuck\n"] * 3

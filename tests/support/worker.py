@@ -43,6 +43,7 @@ class Worker:
         module: the same module, imported afresh into the test's process with the same settings:
             `worker.module.add.delay(1, 2)` sends to this worker.
         settings: the environment that the module's app is made by.
+        namespace: the prefix of its keys.
         journal: what the tasks write with `Journal.from_env()`.
         node: its node name. The commands of `app.control` are for this worker alone: a RabbitMQ has
             the workers of other tests, too.
@@ -63,7 +64,7 @@ class Worker:
         program: tuple[str, ...] = CELERY,
     ):
         own = {"RELOCK_TEST_URL": url, "RELOCK_TEST_NAMESPACE": namespace, **(env or {})}
-        self.settings = own
+        self.settings, self.namespace = own, namespace
         self.module = _import_afresh(module, own)
         self.journal = Journal(url, namespace)
         self.node = f"{namespace}@127.0.0.1"

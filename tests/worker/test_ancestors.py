@@ -244,7 +244,7 @@ def test_children_that_a_holder_sends_exclude_it_and_each_other_unless_asked(fam
     for child in children:
         result_of(family, child)
     client = family.module.app.backend.client
-    assert int(client.get(f"{family.module.app.conf.relock_namespace}:{account}")) == 7
+    assert int(client.get(f"{family.namespace}:{account}")) == 7
 
 
 def test_children_that_do_not_wait_for_the_holder_are_not_warned_of(family, account):

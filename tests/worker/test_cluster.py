@@ -52,7 +52,7 @@ def so_far(worker):
 
 def in_use(cluster, worker):
     """The keys of locks and places in all of the cluster."""
-    namespace, found = worker.module.app.conf.relock_namespace, []
+    namespace, found = worker.namespace, []
     for node in cluster.masters():
         found += leftovers(cluster.admin(node), namespace)
     there = (":meta", ".resumed")  # the last: which resume queues live workers consume
@@ -109,7 +109,7 @@ def test_a_parked_execution_is_resumed_when_the_slots_of_its_lock_have_moved(clu
     worker.journal.wait_for("in")
     worker.module.waits.delay("b")
     wait_for(lambda: state_of(worker, name).waiting, what="the parked execution")
-    namespace = worker.module.app.conf.relock_namespace
+    namespace = worker.namespace
     slot = cluster.slot_of(name, namespace)
     source = cluster.master_of_lock(name, namespace)
     to = next(node for node in cluster.masters() if node is not source)
@@ -124,7 +124,7 @@ def test_parked_calls_whose_lock_has_another_name_when_they_come_back_run_once_a
     cluster, worker
 ):
     before, (today, tomorrow) = so_far(worker), ("f:today", "f:tomorrow")
-    buckets = Keys(worker.module.app.conf.relock_namespace, BUCKETS)
+    buckets = Keys(worker.namespace, BUCKETS)
     assert buckets.bucket(today) != buckets.bucket(tomorrow)
     with lock_of(worker, tomorrow) as occupied:
         with lock_of(worker, today):
@@ -153,7 +153,7 @@ def test_the_bursts_of_each_node_are_sent_as_one_message(cluster, worker):
 
 
 def test_a_master_is_killed_in_the_middle_of_locked_tasks_and_all_of_them_run_once(cluster, worker):
-    before, namespace = so_far(worker), worker.module.app.conf.relock_namespace
+    before, namespace = so_far(worker), worker.namespace
     master = cluster.master_of_lock("account:c", namespace)
     for number in range(40):
         worker.module.waits.delay(ACCOUNTS[number % 5])

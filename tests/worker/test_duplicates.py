@@ -208,7 +208,7 @@ def test_a_copy_of_an_execution_that_has_sent_its_retry_is_discarded(
     twin.let_go()
     twin.deliver()
     wait_for(lambda: twin.result.state == "RETRY")
-    end = f"{worker.module.app.conf.relock_namespace}:*:d:{twin.execution_id}"
+    end = f"{worker.namespace}:*:d:{twin.execution_id}"
     wait_for(lambda: client.keys(end), what="its end to be remembered")
     twin.deliver()
     over = twin.states(3)

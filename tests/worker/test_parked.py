@@ -126,7 +126,7 @@ def test_many_executions_run_once_each_and_in_order(worker, account, name, held,
     held.release()
     assert _took(worker, account, 30, 20, of="execution_id") == line
     assert len(permits(worker.journal.events(), name)) == 30
-    namespace = worker.module.app.conf.relock_namespace
+    namespace = worker.namespace
     wait_for(lambda: not _without_an_end(client, namespace, account))
 
 

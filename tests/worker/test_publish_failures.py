@@ -213,7 +213,7 @@ def test_a_time_limit_while_the_message_is_sent_again_because_redis_is_away_ends
     assert unanswered.arrived.wait(30)
     with pytest.raises(SoftTimeLimitExceeded):
         sent.parent.get(timeout=20)
-    tombstones = f"{worker.module.app.conf.relock_namespace}:*:d:*"
+    tombstones = f"{worker.namespace}:*:d:*"
     ended = len(client.keys(tombstones))
     locks.accept()
     wait_for(lambda: len(client.keys(tombstones)) > ended, what="its end to be remembered")

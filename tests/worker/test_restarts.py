@@ -148,7 +148,7 @@ def start(redis_url: str) -> Iterator[Callable[[Worker], Load]]:
 
 def nothing_is_left(locks: RedisServer, worker: Worker) -> bool:
     client = locks.client()
-    names = leftovers(client, worker.module.app.conf.relock_namespace)
+    names = leftovers(client, worker.namespace)
     return all(name.endswith(":meta") or client.pttl(name) > 0 for name in names) and not any(
         ":l:" in name or ":q:" in name for name in names
     )

@@ -283,7 +283,7 @@ def test_a_warm_shutdown_ends_what_was_resumed_and_runs_it_once(start, account, 
     took(worker, account)
     assert worker.stop() == 0
     assert not is_consumed(worker)
-    other = start(broker, namespace=worker.module.app.conf.relock_namespace)
+    other = start(broker, namespace=worker.namespace)
     # By its turn at the lock, whatever had come again would have been looked at.
     last = other.module.takes.delay(account)
     assert last.get(timeout=30) == last.id
@@ -294,7 +294,7 @@ def test_a_warm_shutdown_ends_what_was_resumed_and_runs_it_once(start, account, 
 @brokers
 def test_a_resume_queue_that_its_worker_has_left_loses_nothing(start, account, broker):
     worker = ready(start(broker))
-    namespace = worker.module.app.conf.relock_namespace
+    namespace = worker.namespace
     lock = held(worker, account)
     results = [worker.module.takes.delay(account) for _ in range(2)]
     wait_until_parked(worker, lock.name, 2)

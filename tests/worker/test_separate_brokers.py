@@ -94,5 +94,5 @@ def test_a_hold_is_renewed_and_an_execution_is_parked_and_resumed_and_its_chain_
     assert state_of(worker, other).holders[0].token == before.token
     worker.journal.add("free", lock=other)
     _told(worker, "still in", other)
-    assert leftovers(client, worker.module.app.conf.relock_namespace) == [], "at the broker"
+    assert leftovers(client, worker.namespace) == [], "at the broker"
     assert "hears of" not in worker.log()

@@ -45,9 +45,7 @@ def deployed(module_worker):
     messages = {name: look.parked(results[name][0].id).text for name in ("off", "plain")}
     before.stop()
     before.close()
-    after = module_worker(
-        APP, namespace=before.settings["RELOCK_TEST_NAMESPACE"], env={"RELOCK_TEST_DEPLOYED": "1"}
-    )
+    after = module_worker(APP, namespace=before.namespace, env={"RELOCK_TEST_DEPLOYED": "1"})
     for lock in held:
         lock.release()
     results["kept"].append(tasks["still locked"].delay("kept"))
@@ -107,7 +105,7 @@ def test_nothing_is_left_and_nothing_runs_twice(deployed, client):
     every = [result for name, each in results.items() if name not in DISCARDED for result in each]
     wait_for(lambda: all(result.ready() for result in every))
     wait_for(lambda: [*Locks(after.module.app).find()] == [])
-    keys = leftovers(client, after.settings["RELOCK_TEST_NAMESPACE"])
+    keys = leftovers(client, after.namespace)
     assert [key for key in keys if client.ttl(key) == -1 and not key.endswith(":meta")] == []
     assert "Cannot release" not in after.log()
     entered = [event["task"] for event in after.journal.events("inside")]

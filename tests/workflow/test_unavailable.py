@@ -60,7 +60,7 @@ def test_it_does_what_its_canvas_says_instead(running: Worker, way: TcpProxy) ->
 
 def _is_free(running: Worker, server: RedisServer, key: str) -> None:
     """Wait for that: long before a hold ends that is kept for what comes next."""
-    namespace = running.module.app.conf.relock_namespace
+    namespace = running.namespace
     lock = Lock(server.url, f"workflow:{key}", namespace=namespace)
     wait_for(lambda: not lock.locked(), 15, f"the lock of {key} to be free")
 
