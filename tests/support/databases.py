@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pymysql
 
-from tests.support import reaper
 from tests.support.ports import free_port
-from tests.support.waiting import wait_for
+from tests.support.servers import Server
 
 
 def find_postgres() -> Path | None:
@@ -30,31 +27,26 @@ def find_mariadb() -> str | None:
     return shutil.which("mariadbd") or shutil.which("mariadbd", path="/usr/sbin:/usr/libexec")
 
 
-class Server:
+class Database(Server):
     """A running server with data of its own, without fsync: nothing in it outlives the tests.
 
     Attributes:
         port: on 127.0.0.1.
     """
 
+    #: What `connect` raises while it does not answer.
+    _away: type[Exception]
+
     def __init__(self) -> None:
+        super().__init__("db")
         self.port = free_port()
-        self._folder = Path(tempfile.mkdtemp(prefix="relock-db-"))
         # Neither server runs as root; a user that always is there.
         self._as = {"user": "nobody"} if os.geteuid() == 0 else {}
         if self._as:
             shutil.chown(self._folder, "nobody")
-        self._process: subprocess.Popen[Any] | None = None
 
     def connect(self) -> Any:
         raise NotImplementedError
-
-    def stop(self) -> None:
-        """End the server for good and remove its files; may be repeated."""
-        if self._process is not None:
-            reaper.end(self._process)
-            self._process = None
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _run(self, *command: str) -> None:
         done = subprocess.run(
@@ -64,25 +56,24 @@ class Server:
             self.stop()
             raise RuntimeError(f"{command[0]}:\n{done.stdout}{done.stderr}")
 
-    def _serve(self, *command: str, errors: type[Exception]) -> None:
-        log = (self._folder / "log").open("a")
-        with log:
-            self._process = process = reaper.start(
-                [*command], cwd=self._folder, stdout=log, stderr=log, **self._as
-            )
-        wait_for(
-            lambda: process.poll() is not None or _answers(self.connect, errors),
-            60,
-            f"{command[0]} to answer",
-        )
-        if process.poll() is not None:
-            text = (self._folder / "log").read_text(errors="replace")
+    def _serve(self, *command: str) -> None:
+        if not self._launch([*command], 60, cwd=self._folder, **self._as):
+            text = self.log()
             self.stop()
             raise RuntimeError(f"{command[0]} did not start:\n{text}")
 
+    def _answers(self) -> bool:
+        try:
+            self.connect().close()
+        except self._away:
+            return False
+        return True
 
-class Postgres(Server):
+
+class Postgres(Database):
     """PostgreSQL. `url` is for libpq and psycopg."""
+
+    _away = psycopg.OperationalError
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,9 +92,7 @@ class Postgres(Server):
         }
         set_so = [word for name, value in options.items() for word in ("-c", f"{name}={value}")]
         program = str(folder / "postgres")
-        self._serve(
-            program, "-D", data, "-p", str(self.port), *set_so, errors=psycopg.OperationalError
-        )
+        self._serve(program, "-D", data, "-p", str(self.port), *set_so)
 
     def fresh(self, name: str) -> str:
         """The URL of a new database."""
@@ -115,7 +104,9 @@ class Postgres(Server):
         return psycopg.connect(self.url, connect_timeout=5, **options)
 
 
-class MariaDB(Server):
+class MariaDB(Database):
+    _away = pymysql.err.OperationalError
+
     def __init__(self) -> None:
         super().__init__()
         program = find_mariadb()
@@ -129,7 +120,6 @@ class MariaDB(Server):
             f"--tmpdir={self._folder}", "--bind-address=127.0.0.1",
             "--innodb-flush-log-at-trx-commit=0",
             "--innodb-buffer-pool-size=16M",
-            errors=pymysql.err.OperationalError,
         )  # fmt: skip
         with self.connect() as connection, connection.cursor() as cursor:
             cursor.execute("CREATE DATABASE shop")
@@ -139,14 +129,6 @@ class MariaDB(Server):
             host="127.0.0.1", port=self.port, user="root", charset="utf8mb4", connect_timeout=5,
             **options,
         )  # fmt: skip
-
-
-def _answers(connect: Callable[[], Any], errors: type[Exception]) -> bool:
-    try:
-        connect().close()
-    except errors:
-        return False
-    return True
 
 
 def _version(path: Path) -> float:

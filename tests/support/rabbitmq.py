@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import tempfile
 import uuid
 from contextlib import suppress
 from functools import partial
@@ -16,6 +15,7 @@ import amqp
 
 from tests.support import reaper
 from tests.support.ports import free_port
+from tests.support.servers import Server
 from tests.support.waiting import wait_for
 
 
@@ -37,8 +37,9 @@ def _is_decided(epmd: subprocess.Popen[Any], command: list[str], silent: dict[st
     return False
 
 
-class RabbitServer:
-    """A running server with its own node, port mapper and data.
+class RabbitServer(Server):
+    """A running server with its own node, port mapper and data. What was killed comes back on the
+    same port, with its durable queues, by `restart`.
 
     Attributes:
         port: of AMQP on 127.0.0.1, the same after `restart`.
@@ -49,11 +50,10 @@ class RabbitServer:
         found = binary or find_rabbitmq_server()
         if found is None:
             raise FileNotFoundError("no rabbitmq-server")
+        super().__init__("rabbit")
         self.binary = found
-        self._folder = Path(tempfile.mkdtemp(prefix="relock-rabbit-"))
         self._node = f"relock-{uuid.uuid4().hex[:8]}"
         self.port, self._distribution = free_port(), free_port()
-        self._process: subprocess.Popen[Any] | None = None
         self._mapper, self._names = self._map_names()
         try:
             self._start_somewhere()
@@ -65,25 +65,14 @@ class RabbitServer:
     def url(self) -> str:
         return f"amqp://guest:guest@127.0.0.1:{self.port}//"
 
-    def log(self) -> str:
-        path = self._folder / "log"
-        return path.read_text(errors="replace") if path.exists() else ""
-
-    def kill(self) -> None:
-        """SIGKILL. `restart` brings it back on the same port, with its durable queues."""
-        if self._process is not None:
-            reaper.end(self._process)
-            self._process = None
-
     def restart(self) -> None:
         self.kill()
         self._start()
 
     def stop(self) -> None:
-        """End the server for good and remove its files; may be repeated."""
         self.kill()
         reaper.end(self._names)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        super().stop()
 
     def _map_names(self) -> tuple[int, subprocess.Popen[Any]]:
         """A port mapper and its port. By itself the server would start one that outlives it."""
@@ -109,17 +98,8 @@ class RabbitServer:
         return self._start()
 
     def _start(self) -> None:
-        with (self._folder / "log").open("a") as log:
-            self._process = process = reaper.start(
-                [self.binary],
-                env={**os.environ, **self._environment()},
-                cwd=self._folder,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-        wait_for(lambda: process.poll() is not None or self._answers(), 120, "RabbitMQ to answer")
-        if process.poll() is not None:
+        environment = {**os.environ, **self._environment()}
+        if not self._launch([self.binary], 120, env=environment, cwd=self._folder):
             raise RuntimeError(f"{self.binary} did not start:\n{self.log()}")
 
     def _environment(self) -> dict[str, str]:

