@@ -29,7 +29,7 @@ from tests.lua import (
     test_shared,
     test_successors,
 )
-from tests.support.cluster import ClusterServers
+from tests.support.cluster import ClusterServers, is_sharded
 from tests.support.desk import Desk, Inbox
 from tests.support.missing import binary_of
 from tests.support.waiting import wait_for
@@ -63,7 +63,7 @@ class Ear(Inbox):
     """A process that hears as in a cluster."""
 
     def __init__(self, client: Any, channel: str) -> None:
-        self._sharded = client.info("server")["redis_version"] >= "7"
+        self._sharded = is_sharded(client)
         if not self._sharded:
             super().__init__(client, channel)
             return

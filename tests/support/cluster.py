@@ -26,6 +26,11 @@ SLOTS = 16384
 NODE_TIMEOUT = 1000
 
 
+def is_sharded(client: Any) -> bool:
+    """Whether a server has channels that stay in their slot (Redis 7)."""
+    return int(client.info("server")["redis_version"].partition(".")[0]) >= 7
+
+
 class ClusterServers:
     """A running cluster.
 
@@ -160,8 +165,7 @@ class ClusterServers:
         """Whether an engine listens at a node for the bucket of a lock."""
         keys: Keys = engine.backend.keys  # type: ignore[attr-defined]
         channel = keys.inbox(engine.inbox.name, keys.bucket(name))
-        sharded = self.admin(node).info("server")["redis_version"] >= "7"
-        kind = "SHARDCHANNELS" if sharded else "CHANNELS"
+        kind = "SHARDCHANNELS" if is_sharded(self.admin(node)) else "CHANNELS"
         return bool(self.admin(node).execute_command("PUBSUB", kind, channel))
 
     def masters(self) -> list[RedisServer]:

@@ -41,7 +41,7 @@ from celery_relock.engines import engine_for
 from celery_relock.lock import Lock
 from tests.support import RedisServer, wait_for
 from tests.support.backends import backend_of
-from tests.support.cluster import ClusterServers
+from tests.support.cluster import ClusterServers, is_sharded
 from tests.support.permissions import least
 from tests.support.runs import Runs
 from tests.support.tls import Authority, speaks_tls
@@ -222,7 +222,7 @@ def test_the_rights_that_the_page_lists_are_enough(
     page = (Path(__file__).parents[3] / "docs" / "redis.md").read_text()
     assert f"`{' '.join(CLUSTER_RIGHTS)}`" in page
     rules = [rule.replace("relock", namespace) for rule in least()]
-    sharded = cluster.admin(cluster.nodes[0]).info("server")["redis_version"] >= "7"
+    sharded = is_sharded(cluster.admin(cluster.nodes[0]))
     rights = [
         each for each in CLUSTER_RIGHTS if sharded or ("pub" not in each and "ssub" not in each)
     ]

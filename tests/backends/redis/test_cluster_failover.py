@@ -21,7 +21,7 @@ from celery_relock.engine.protocol import Claim, Held, Message, Parked, ParkRequ
 from celery_relock.engines import engine_for
 from celery_relock.errors import LockUnavailable
 from tests.support import wait_for
-from tests.support.cluster import ClusterServers
+from tests.support.cluster import ClusterServers, is_sharded
 from tests.support.fenced import Fenced
 from tests.support.runs import Runs
 
@@ -132,7 +132,7 @@ def test_who_listens_at_another_node_hears_of_no_grant_that_is_none(
     backend, keys = cluster.backend(namespace), Keys(namespace, BUCKETS)
     channel = keys.inbox("p", keys.bucket("a"))
     master = cluster.master_of_lock("a", namespace)
-    sharded = cluster.admin(master).info("server")["redis_version"] >= "7"
+    sharded = is_sharded(cluster.admin(master))
     ear = cluster.admin(cluster.replicas_of(master)[0]).pubsub()
     (ear.ssubscribe if sharded else ear.subscribe)(channel)
     wait_for(lambda: ear.get_message(timeout=1.0))
