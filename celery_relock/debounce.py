@@ -98,7 +98,8 @@ def _merge(
         args, kwargs = given
         if reduce is not None and burst is not None:
             args, kwargs = _reduced(task, declared, names, burst, given, options)
-        text, result = _message(task, publish, args, kwargs, {**options, "task_id": task_id})
+        its_own = {**options, "task_id": task_id}
+        text, result = _message(task, publish, args, kwargs, its_own, names[0])
         call = Debounce(
             ids.new_id(),
             burst,
@@ -179,8 +180,10 @@ def _message(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     options: dict[str, Any],
+    lock: str,
 ) -> tuple[str, Any]:
-    """The message of a call as text (see `parked_text`), and its AsyncResult."""
+    """The message of a call as text (see `parked_text`), and its AsyncResult. `lock`: its lock's
+    name."""
     given, connection = options.get("producer"), options.get("connection")
     if connection is not None:  # as Celery does, which would put its producer in the place of ours
         given = task.app.amqp.Producer(connection, auto_declare=False)
@@ -194,7 +197,7 @@ def _message(
             "`producer` that it was given. If an apply_async or a send_task of your own publishes "
             "it, it has been sent. With lock_debounce=False in apply_async it is sent by itself."
         )
-    header = {**raw.headers[HEADER], "parked": True}
+    header = {**raw.headers[HEADER], "parked": lock}
     if header.get("dedup") == ["", marker.OWN]:
         del header["dedup"]  # it is a call of a program, whichever task that runs in
     text = parked_text(task.app, raw, header)

@@ -151,8 +151,8 @@ class Header(NamedTuple):
         order: the line in which the call has a place, and its ticket (see `order`); 0 if another
             call may have overtaken it already, or it took its place when it arrived.
         receiver: the worker, or the queue, whose copy of a broadcast message it is.
-        parked: the lock for which it was parked, so that Redis publishes it again until it has
-            come; "" for none.
+        parked: the lock for which it, or its burst, was parked, so that Redis publishes it again
+            until it has come; "" for none.
         options: what the call says instead of its task's options (`LockOptions.of_call`).
         prefix: of the lock names, as the sender's `relock_prefix` had it; None if it has none.
         first: the id made from the task id, if it was given one of its own since.
