@@ -23,7 +23,7 @@ from ..engine.protocol import (
     HoldInfo,
     Renewal,
 )
-from ..worker.message import seconds_to
+from ..worker.message import seconds_to, seconds_to_expiry
 
 # How long it may take to send a message, in seconds: a caller that is killed meanwhile, or can
 # neither send it nor remove the marker, leaves the marker for no longer.
@@ -165,7 +165,7 @@ def take_away(engine: Engine, marker: Marker, there: Found) -> bool:
 def keep_for(task: Any, options: Mapping[str, Any]) -> float:
     """Seconds for which a call counts that is sent with these options and then seen by nobody."""
     due = seconds_to(options.get("countdown") or options.get("eta")) or 0.0
-    end = seconds_to(options.get("expires") or task.expires)
+    end = seconds_to_expiry(task, options)
     # A worker that gets it later only throws it away, maybe much later.
     return due + QUEUED if end is None else min(due + QUEUED, max(end, 1.0))
 

@@ -24,7 +24,7 @@ from ..engine.protocol import LINE, Claim, Conflict, PlaceRequest
 from ..errors import LockConfigError, LockUnavailable, RelockError
 from ..worker.conflict import end_unexecuted
 from ..worker.delivery import Delivery, retried_by
-from ..worker.message import PREFIX, SAYS, call_options, moment, seconds_to
+from ..worker.message import PREFIX, SAYS, call_options, moment, seconds_to_expiry
 
 #: The field of our header with a call's line and its ticket.
 ORDER = "order"
@@ -144,7 +144,7 @@ def _request(
     countdown, eta = options.get("countdown"), moment(options.get("eta"))
     delay = float(countdown) if isinstance(countdown, int | float) else 0.0
     due = max(delay, 0.0 if eta is None else eta - time.time())
-    end = seconds_to(options.get("expires") or task.expires)
+    end = seconds_to_expiry(task, options)
     # A worker that gets it later only throws it away.
     life = QUEUED if end is None else min(QUEUED, max(end - due, 0.0) + 1.0)
     return PlaceRequest(

@@ -556,6 +556,12 @@ def moment(when: Any) -> float | None:
     return float(maybe_make_aware(found).timestamp())
 
 
+def seconds_to_expiry(task: Any, options: Mapping[str, Any]) -> float | None:
+    """From now to when a call with these options expires; None if it never does. One that says
+    `expires=None` does not expire, whatever its task says, as in Celery."""
+    return seconds_to(options.get("expires", task.expires))
+
+
 def seconds_to(when: Any) -> float | None:
     """From now to an ETA or expiry, or for so many seconds.
 

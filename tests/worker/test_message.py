@@ -12,7 +12,8 @@ from celery.signals import before_task_publish
 from celery.worker.request import Request
 
 from celery_relock import LockedTask
-from celery_relock.worker.message import HEADER, moment
+from celery_relock.dedup import marker
+from celery_relock.worker.message import HEADER, moment, seconds_to_expiry
 
 
 def an_app(prefix: str) -> Any:
@@ -65,3 +66,18 @@ def test_a_time_is_the_moment_that_a_worker_takes_it_for(zone: str, tzinfo: Any)
 
     assert moment(eta) == moment(message.headers["eta"]) == received.eta.timestamp()
     assert moment(expires) == moment(message.headers["expires"]) == received.expires.timestamp()
+
+
+def test_a_call_that_is_not_to_expire_does_not_whatever_its_task_says() -> None:
+    app = an_app("")
+    task = app.tasks[f"{app.main}.locked"]
+    task.expires = 60
+    queue = app.amqp.queues.select_add(app.main)
+    task.apply_async(expires=None, queue=queue.name)
+    with app.connection_for_read() as connection:
+        assert queue(connection.default_channel).get().headers["expires"] is None
+
+    assert seconds_to_expiry(task, {"expires": None}) is None
+    assert seconds_to_expiry(task, {"expires": 5}) == 5.0
+    assert seconds_to_expiry(task, {}) == 60.0
+    assert marker.keep_for(task, {"expires": None}) > 60.0 == marker.keep_for(task, {})
