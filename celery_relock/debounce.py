@@ -259,7 +259,20 @@ def _reduced(
     if not same:
         locks = ", ".join(map(repr, names))
         raise LockConfigError(f"{where} returned the arguments of another lock than {locks}")
-    return made.args, made.kwargs
+    return _as_given(made, len(given[0]))
+
+
+def _as_given(made: inspect.BoundArguments, count: int) -> Arguments:
+    """As many of these arguments by position as the call had, the others by name: routes and
+    handlers of signals read a call as it was written."""
+    args, kwargs = made.args, made.kwargs
+    either = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    first = [each for each in made.signature.parameters.values() if each.kind <= either]
+    if len(args) > len(first):  # what `*args` took needs all before it by position
+        return args, kwargs
+    named = [each.name for each in first[count : len(args)] if each.kind is either]
+    by_name = {name: made.arguments[name] for name in named}
+    return args[: len(args) - len(named)], {**by_name, **kwargs}
 
 
 def _as_received(task: Any, given: Arguments, options: Mapping[str, Any]) -> Arguments:

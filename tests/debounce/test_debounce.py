@@ -283,6 +283,24 @@ def test_a_reducer_gets_the_arguments_of_all_calls_by_name(worker, m, shop):
     assert last.get(timeout=LONG) == [[1, 2, 3, 4], "slow"]
 
 
+@pytest.mark.parametrize(
+    ("args", "kwargs", "message"),
+    [
+        ((), {"shop": None, "ids": [2]}, ([], {"shop": None, "ids": [1, 2]})),
+        ((None,), {"ids": [2]}, ([None], {"ids": [1, 2]})),
+        ((None, [2]), {}, ([None, [1, 2]], {})),
+    ],
+)
+def test_the_arguments_are_sent_by_name_or_by_position_as_the_last_call_had_them(
+    m, shop, args, kwargs, message
+):
+    reduces = _reducing(m, lambda earlier, later: {**later, "ids": earlier["ids"] + later["ids"]})
+    reduces.delay(shop, [1])
+    reduces.delay(*(each or shop for each in args), **{n: v or shop for n, v in kwargs.items()})
+    sent = json.loads(json.loads(_discard(reduces, shop).message)["body"])[:2]
+    assert sent == [[v or shop for v in message[0]], {n: v or shop for n, v in message[1].items()}]
+
+
 class Order(pydantic.BaseModel):
     number: int
 
