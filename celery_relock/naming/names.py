@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from copy import deepcopy
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
@@ -46,8 +48,18 @@ def signature_of(task: Any) -> inspect.Signature:
             signature = inspect.signature(task.run)
         except ValueError:
             signature = inspect.signature(_anything)
-        _signatures[task] = signature
+        parameters = [*map(_as_declared, signature.parameters.values())]
+        _signatures[task] = signature = signature.replace(parameters=parameters)
     return signature
+
+
+def _as_declared(parameter: inspect.Parameter) -> inspect.Parameter:
+    """With a default of its own: a body may fill a list or dict that is a default, and equal calls
+    have one name all the same."""
+    if isinstance(parameter.default, list | dict | set | bytearray):
+        with suppress(Exception):  # of what it contains: then it gives no name by itself either
+            return parameter.replace(default=deepcopy(parameter.default))
+    return parameter
 
 
 def bind(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, object] | None:

@@ -352,6 +352,19 @@ def test_a_default_that_is_a_model_is_named_like_a_given_one(app: Celery) -> Non
     assert bind(ship, (), {}) == bind(ship, (Order(id=5),), {})
 
 
+@pytest.mark.parametrize("default", [[], {}, set(), bytearray()])
+def test_a_default_that_a_body_fills_gives_the_name_that_it_had_before(
+    app: Celery, default: Any
+) -> None:
+    @app.task
+    def collects(account, seen=default):
+        pass
+
+    before = named(collects, bind(collects, (1,), {}))
+    default.extend(b"x") if hasattr(default, "extend") else default.update({"x": 1})
+    assert named(collects, bind(collects, (1,), {})) == before
+
+
 def test_the_result_of_the_step_before_is_the_first_argument(app: Celery) -> None:
     @app.task(base=Recording, lock_key="{previous}:{account_id}")
     def second(previous, account_id):
