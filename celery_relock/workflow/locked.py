@@ -24,7 +24,7 @@ from ..worker.states import Dropped
 from .enter import held, of_call
 from .steps import OPTIONS, Step, stamp, steps_of
 
-_PLACES = ("queue", "exchange", "routing_key")
+_ROUTE = ("queue", "exchange", "routing_key", "priority")
 _CHUNKS = "celery.chunks"
 
 
@@ -112,9 +112,8 @@ def _without_chunks(canvas: Any) -> Any:
 def _route(first: Step, app: Any) -> dict[str, Any]:
     """Where the first step itself says that it goes. `enter` asks the routes when it is sent."""
     task, own = app.tasks.get(first["task"]), first.get("options") or {}
-    declared = {name: each for name in _PLACES if (each := getattr(task, name, None))}
-    own = {name: own[name] for name in (*_PLACES, "priority") if name in own}
-    return {**declared, **own}
+    declared = {name: each for name in _ROUTE if (each := getattr(task, name, None)) is not None}
+    return declared | {name: own[name] for name in _ROUTE if name in own}
 
 
 def _names(key: Any, first: Step, app: Any) -> list[str]:

@@ -290,6 +290,21 @@ def test_it_goes_where_its_first_step_goes(worker, account, step):
             assert size == count, queue
 
 
+@pytest.mark.parametrize("way", ["declared", "given"])
+def test_its_message_has_the_priority_of_its_first_step(worker, account, step, way, monkeypatch):
+    first = worker.module.is_routed.si().set(queue=f"elsewhere-{account}")
+    if way == "given":
+        first.set(priority=3)
+    else:
+        task = worker.module.app.tasks[worker.module.is_routed.name]
+        monkeypatch.setattr(task, "priority", 3, raising=False)
+    locked(chain(first, step("2")), key="a").delay()
+    with worker.module.app.connection_for_read() as connection:
+        message = connection.SimpleQueue(f"elsewhere-{account}").get(timeout=10)
+        message.ack()
+    assert message.properties["priority"] == 3
+
+
 class TestEager:
     @pytest.fixture(autouse=True)
     def _always(self, worker, monkeypatch):
