@@ -186,7 +186,8 @@ class _LineLease(Lease):
     __slots__ = ()
 
     def tell(self, kind: str, reason: str = "", since: float = 0.0, policy: str = "") -> None:
-        if kind in _OF_THE_LOCK or not events.wanted(kind):
+        # What goes on without its line asks for its lock next, which tells of the outage.
+        if kind in _OF_THE_LOCK or policy == "run" or not events.wanted(kind):
             return
         of = self.claim
         names = tuple(name.removeprefix(LINE) for name in of.names)

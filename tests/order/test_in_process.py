@@ -13,7 +13,7 @@ from celery.app.trace import build_tracer
 from celery.contrib.testing.worker import start_worker
 from kombu.exceptions import EncodeError
 
-from celery_relock import LockedTask
+from celery_relock import LockedTask, signals
 from celery_relock.declaration import engine_of
 from celery_relock.engine.protocol import LINE
 from celery_relock.errors import LockConfigError, LockUnavailable
@@ -129,13 +129,25 @@ def test_without_locks_there_is_no_order():
     assert begun == [(1, None)]
 
 
-def test_a_call_without_a_place_that_runs_without_its_line_is_not_in_order():
+def test_a_call_that_runs_without_its_line_and_its_lock_is_not_in_order_and_says_so_once():
     app = app_of(relock_url="redis://127.0.0.1:1")
     update, begun = begun_in(app)
     trace = build_tracer(update.name, update, app=app)
     told = {"v": VERSION, "execution_id": "e", "order": ["a", 0]}
-    trace("id", ("a", 1), {}, {"id": "id", "hostname": "here", HEADER: told})
+    heard = []
+
+    def hear(signal, names, policy, **_):
+        heard.append((signal.name, names, policy))
+
+    signals.lock_unavailable.connect(hear)
+    signals.lock_unprotected.connect(hear)
+    try:
+        trace("id", ("a", 1), {}, {"id": "id", "hostname": "here", HEADER: told})
+    finally:
+        signals.lock_unavailable.disconnect(hear)
+        signals.lock_unprotected.disconnect(hear)
     assert begun == [(1, False)]
+    assert heard == [("lock_unavailable", ("a",), "run"), ("lock_unprotected", ("a",), "")]
 
 
 @pytest.mark.parametrize("policy", ["raise", "run"])
