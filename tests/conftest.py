@@ -272,7 +272,7 @@ def _workers(url: str, namespace: str) -> Iterator[Callable[..., Worker]]:
 
     def start(module: str, **options: Any) -> Worker:
         if options.get("pool") == "gevent" and find_spec("gevent") is None:
-            pytest.skip("gevent is not installed")
+            missing("gevent is not installed")
         started.append(Worker(module, **{"url": url, "namespace": namespace, **options}))
         return started[-1]
 

