@@ -29,6 +29,8 @@ WORKERS, CHILDREN = 2, 3
 #: Nothing has happened for so long, in seconds: what has not ended by then is lost. Longer than the
 #: gap of a workflow.
 STALLED = 45.0
+#: So many kinds of fault are tried at least.
+KINDS = 4
 #: Between two faults, in seconds.
 PAUSE = 0.3, 1.2
 #: Between two faults that end a whole worker, in seconds: the next one is to come to work.
@@ -102,7 +104,8 @@ class Campaign:
 
     def _lay_faults(self, sender: subprocess.Popen[Any]) -> None:
         acts: list[Callable[[], None]] = []
-        while sender.poll() is None:
+        # All calls can have been sent while one worker ended: their bodies are still to run then.
+        while sender.poll() is None or len(self._laid) < KINDS:
             time.sleep(self._random.uniform(*PAUSE))
             if not acts:
                 acts = [self._kill_child] * 6
