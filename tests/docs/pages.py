@@ -16,6 +16,7 @@ NOT_TYPED = {
     r"redis-server .+": "each test has a server of its own, on a free port",
     r"git clone .+": "it needs the network",
     r"make demo": "tests/demo runs the same script",
+    r"make (test|check)": "it is what runs this test, and what .ci/run begins with",
     r"make example-\w+": "tests/examples runs the same script",
     r"(docker|make example-\w+-compose|export \w+=).*": "tests/docker, where there is a Docker",
     r"(SMOKE_NODES=\w+ )?make smoke": "it is a suite, which make test runs",
