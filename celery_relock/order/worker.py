@@ -88,6 +88,7 @@ class _Execution(HeldBeside):
         self.options = replace(declared.options, on_conflict="wait")
         # Its line, and its ticket there, 0 if it has been overtaken.
         self.to_retry: list[Any] = []
+        self.out_of_order = ""  # why it runs out of its order, if it does
         claim = Claim(
             execution_id=header.execution_id,
             attempt_id=ids.new_attempt_id(),
@@ -118,12 +119,10 @@ class _Execution(HeldBeside):
         if self.options.order_retry == "keep":
             self.to_retry = [self.name, ticket if in_order else 0]
         if not in_order:
-            logger.warning(
-                "%s[%s] does not run in the order of %r: %s",
-                *(self.task.name, self.message.id, self.name),
+            self.out_of_order = (
                 "it came after it had been passed over, or its place was lost"
                 if told and told[1]
-                else "it was sent without a place in it, or an attempt before it was passed over",
+                else "it was sent without a place in it, or an attempt before it was passed over"
             )
         return in_order
 
@@ -134,6 +133,12 @@ class _Execution(HeldBeside):
         def begin(make_hold: MakeHold) -> Any:
             self.begun = True
             self.offer()
+            # Only now: until it has its lock as well, it can come back here.
+            if self.out_of_order:
+                logger.warning(
+                    "%s[%s] does not run in the order of %r: %s",
+                    *(self.task.name, self.message.id, self.name, self.out_of_order),
+                )
             return told(make_hold)
 
         return begin

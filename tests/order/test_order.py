@@ -398,6 +398,19 @@ def held_by_another(worker, account):
 
 
 @ON_REDIS
+def test_a_call_without_a_place_says_once_that_it_is_out_of_order_when_it_runs(worker, m, account):
+    told = f"does not run in the order of 'account:{account}': it was sent without a place"
+    with held_by_another(worker, account):
+        m.app.send_task(m.update.name, (account, 1))
+        waits(m, account, kind="")
+        assert told not in worker.log()
+    began(worker, account, 1)
+    worker.wait_for_log(told)
+    m.update.apply_async((account, 2)).get(timeout=20)
+    assert worker.log().count(told) == 1
+
+
+@ON_REDIS
 def test_a_call_from_a_sender_without_this_library_that_waits_for_the_lock_is_followed(
     worker, m, account
 ):
