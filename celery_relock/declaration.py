@@ -18,7 +18,7 @@ from .engine.engine import Engine
 from .engine.events import logger
 from .engine.platform import Guard
 from .errors import LockConfigError
-from .naming.callables import ByName
+from .naming.callables import ByName, read_signature
 from .naming.names import NameRule, bind, seen, signature_of
 from .options import OPTION_NAMES, LockOptions
 from .settings import backend_settings, enabled, name_prefix, read_by_tasks
@@ -332,4 +332,4 @@ def _as_written(value: Any, task: Any) -> Any:
 
 
 def _asks_for_self(function: Callable[..., Any]) -> bool:
-    return next(iter(inspect.signature(function).parameters), "") == "self"
+    return next(iter(read_signature(function).parameters), "") == "self"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
-from inspect import iscoroutinefunction, signature
+from inspect import iscoroutinefunction
 from typing import Any, TypeAlias
 
 from .engine.protocol import LONGEST, MODES, SHARED
 from .errors import LockConfigError
-from .naming.callables import ByName, called
+from .naming.callables import ByName, called, read_signature
 
 # Seconds an execution can wait in its worker slot if lock_max_wait is not set.
 _PATIENCE = 60.0
@@ -77,7 +77,7 @@ def _function(*arguments: str) -> Check:
     def check(value: Any) -> Any:
         _callable(value)
         try:
-            takes = signature(value)
+            takes = read_signature(value)
         except ValueError:  # built in, and does not say what it takes
             return value
         try:

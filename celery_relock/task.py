@@ -17,6 +17,7 @@ from .dedup import client as dedup
 from .engine import ids
 from .engine.hold import Hold
 from .errors import LockConfigError, LockConflict, RelockError
+from .naming.callables import read_signature
 from .naming.names import bind, signature_of
 from .order import client as order
 from .worker import company, publishing  # noqa: F401  # a receiver
@@ -386,7 +387,7 @@ def _locked(body: Any) -> Callable[..., Any]:
     if isinstance(body, staticmethod):
         # What shows its signature drops the first parameter, as of any method.
         try:
-            shown = inspect.signature(function)
+            shown = read_signature(function)
         except ValueError:
             return run
         if "self" in shown.parameters:

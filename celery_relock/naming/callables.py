@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from itertools import takewhile
@@ -18,6 +19,16 @@ _HOW_TO_GET_SELF = (
     " A staticmethod gets the arguments of the call alone: take 'self' away from it, or make it a "
     "method by taking the staticmethod away; then 'self' is the task."
 )
+
+if sys.version_info >= (3, 14):
+    from annotationlib import Format
+
+    def read_signature(function: Callable[..., Any]) -> inspect.Signature:
+        """`inspect.signature`. An annotation can have a name that is only there for a type checker
+        (PEP 649): Celery takes such a task, and we look at no annotation."""
+        return inspect.signature(function, annotation_format=Format.FORWARDREF)
+else:
+    read_signature = inspect.signature
 
 
 def called(where: str, function: Callable[..., Any], *args: Any) -> Any:
@@ -81,7 +92,7 @@ class ByName:
 
     def _parameters(self) -> list[inspect.Parameter]:
         try:
-            return list(inspect.signature(self.function).parameters.values())
+            return list(read_signature(self.function).parameters.values())
         except (TypeError, ValueError) as error:
             raise LockConfigError(
                 f"{self.where} does not tell which arguments it takes: {error}. Wrap it in a "

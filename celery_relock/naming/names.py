@@ -19,7 +19,7 @@ from celery.local import Proxy
 
 from ..errors import LockConfigError
 from . import canonical
-from .callables import ByName, called
+from .callables import ByName, called, read_signature
 from .template import Template, check_name
 
 KeyPart: TypeAlias = str | Callable[..., object]
@@ -45,9 +45,9 @@ def signature_of(task: Any) -> inspect.Signature:
     signature = _signatures.get(task)
     if signature is None:
         try:
-            signature = inspect.signature(task.run)
+            signature = read_signature(task.run)
         except ValueError:
-            signature = inspect.signature(_anything)
+            signature = read_signature(_anything)
         parameters = [*map(_as_declared, signature.parameters.values())]
         _signatures[task] = signature = signature.replace(parameters=parameters)
     return signature

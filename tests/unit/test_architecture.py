@@ -81,7 +81,8 @@ LIBRARIES: dict[str, set[str]] = {
     "backends": {"redis"},
     "contrib": {"celery", "django", "opentelemetry", "prometheus_client", "sqlalchemy"},
 }
-STANDARD = sys.stdlib_module_names | {"__future__"}
+# annotationlib: of Python 3.14.
+STANDARD = sys.stdlib_module_names | {"__future__", "annotationlib"}
 
 
 def violations(package: Path) -> list[str]:
