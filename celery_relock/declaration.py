@@ -21,7 +21,7 @@ from .errors import LockConfigError
 from .naming.callables import ByName, read_signature
 from .naming.names import NameRule, bind, seen, signature_of
 from .options import OPTION_NAMES, LockOptions
-from .settings import backend_settings, enabled, name_prefix, read_by_tasks
+from .settings import BackendSettings, backend_settings, enabled, name_prefix, read_by_tasks
 from .worker.parking import Outbox
 
 _PREFIX = "lock_"
@@ -114,7 +114,8 @@ def not_executed(task: Any) -> Iterator[None]:
         ) from error
 
 
-_engines: WeakKeyDictionary[Any, Engine] = WeakKeyDictionary()
+# By app, and by which of its settings: None without locks.
+_engines: WeakKeyDictionary[Any, tuple[BackendSettings | None, Engine]] = WeakKeyDictionary()
 _guard = Guard()
 
 
@@ -125,24 +126,28 @@ def engine_of(app: Any) -> Engine:
         LockConfigError: the app has no Redis, or its settings do not fit.
     """
     app = app._get_current_object() if isinstance(app, Proxy) else app
-    engine = _engines.get(app)
-    if engine is None:
-        engine = _engine_of(app)
+    known = _engines.get(app)
+    if known is None:
+        found = _place_of(app)
+        engine = _engine_at(found)
         with _guard.lock:  # another app may come to the same engine in another thread
             if not isinstance(engine.parking.sender, Outbox):
                 engine.parking.sender = Outbox(engine.backend.consumed)
             engine.parking.sender.add(app)
-        _engines[app] = engine
-    return engine
+        _engines[app] = known = found, engine
+    return known[1]
 
 
-def _engine_of(app: Any) -> Engine:
+def _place_of(app: Any) -> BackendSettings | None:
+    return backend_settings(app) if enabled(app) else None
+
+
+def _engine_at(found: BackendSettings | None) -> Engine:
     # Imported here: a process that only sends needs no connection to Redis.
     from . import engines
 
-    if not enabled(app):
+    if found is None:
         return engines.engine_without_locks()
-    found = backend_settings(app)
     engine = engines.engine_for(
         found.url, found.namespace, found.ssl, found.transport, found.replicas
     )
@@ -184,7 +189,15 @@ def locked_tasks(app: Any) -> list[Declaration]:
 
 
 def refuse_late_settings(app: Any) -> None:
-    """Raise LockConfigError if a locked task was declared before a setting that it reads."""
+    """Raise LockConfigError if a locked task was declared before a setting that it reads, or a lock
+    was used before a setting that says where it lives."""
+    if (known := _engines.get(app)) and known[0] != (place := _place_of(app)):
+        was, place = known[0] or BackendSettings(None), place or BackendSettings(None)
+        changed = [name for name in was._fields if getattr(was, name) != getattr(place, name)]
+        raise LockConfigError(
+            f"settings: where the locks live ({', '.join(changed)}) was changed after a lock of "
+            "the app had been used, which stays where it was. Set relock_… before"
+        )
     now = read_by_tasks(app)
     for declared in locked_tasks(app):
         then = declared.settings
@@ -203,7 +216,7 @@ def has_locks(app: Any) -> bool:
     if locked_tasks(app):
         return True
     try:
-        backend_settings(app)
+        engine_of(app)
     except LockConfigError:
         return False
     return True
@@ -309,8 +322,10 @@ def _options(cls: Any, task: Any) -> dict[str, object]:
     names = [name for name in dir(cls) if name.startswith(_PREFIX) and name not in _METHODS]
     written = {name: _as_written(inspect.getattr_static(cls, name), task) for name in names}
     own = {name: value for name, value in vars(task).items() if name.startswith(_PREFIX)}
-    for name in _WITHOUT_PREFIX:
-        if hasattr(cls, name) and _PREFIX + name not in names:
+    # What was given to a decorator is for nobody else.
+    decorated = [each for each in OPTION_NAMES if each in vars(cls)] * ("__wrapped__" in vars(cls))
+    for name in sorted({*decorated, *filter(partial(hasattr, cls), _WITHOUT_PREFIX)}):
+        if _PREFIX + name not in names:
             text = "task %s has %s=%.80r, which is no option of its lock. The option is %s"
             logger.warning(text, task.name, name, getattr(cls, name), _PREFIX + name)
     return {**written, **own}

@@ -352,10 +352,17 @@ def _unreachable(error: RelockError) -> Finding:
         "redis",
         ERROR,
         str(error),
-        "No lock can be acquired; tasks do what lock_on_unavailable says.",
-        "Check that Redis runs and that relock_url leads to it, and read its log."
-        if isinstance(error, LockUnavailable)
-        else "Correct relock_url, or whatever the first line names.",
+        *(
+            (
+                "No lock can be acquired; tasks do what lock_on_unavailable says.",
+                "Check that Redis runs and that relock_url leads to it, and read its log.",
+            )
+            if isinstance(error, LockUnavailable)
+            else (
+                "No lock can be acquired; tasks fail with LockConfigError.",
+                "Correct relock_url, or whatever the first line names.",
+            )
+        ),
     )
 
 

@@ -6,9 +6,10 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
+import threading
 import weakref
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
 from redis.exceptions import LockError, LockNotOwnedError
 
@@ -177,7 +178,7 @@ class NamedLock(Generic[Client]):
         *,
         owner: str | None = None,
         limit: int = 1,
-        mode: str = "exclusive",
+        mode: Literal["exclusive", "shared"] = "exclusive",
         renew: bool = True,
         namespace: str = engines.NAMESPACE,
         min_replicas: int = 0,
@@ -363,7 +364,7 @@ class NamedLock(Generic[Client]):
         lease = grip.lease
         if lease.state not in (State.HELD, State.LOST):
             return None
-        self._still_ours(lease)
+        self._still_ours(lease, ". Call release() before you acquire it again")
         if self._limit != SHARED and lease.shares(self.name):
             return None  # it was downgraded: the acquire that follows reports the deadlock
         grip.depth += 1
@@ -400,6 +401,8 @@ class NamedLock(Generic[Client]):
     def _set_up(self, lease: Lease) -> None:
         lease.renews, lease.for_any_thread = self._renew, self._for_any_thread
         lease.work = work() if in_task() else None
+        # Outside of a task a thread that runs with a copy of the context is another holder.
+        lease.thread = None if self._loops or lease.work else threading.get_ident()
 
     def _tell_conflict(self, lease: Lease, answer: Answer, wait: float | None) -> None:
         waits = not isinstance(answer, Deadlocked) and (wait is None or wait > 0)
@@ -454,11 +457,10 @@ class NamedLock(Generic[Client]):
             raise self._not_owned("was released by its outer holder")
         self._still_ours(grip.lease)
 
-    def _still_ours(self, lease: Lease) -> None:
+    def _still_ours(self, lease: Lease, and_now: str = "") -> None:
         if lease.lost:
-            raise self._not_owned(
-                "was lost: it was not renewed in time, or it was released by force"
-            )
+            why = lease.lost_by or "it was not renewed in time, or it was released by force"
+            raise self._not_owned(f"was lost: {why}{and_now}")
         if lease.state is not State.HELD:
             raise self._not_owned(
                 "might be released already: Redis did not answer its release. Release it again"
@@ -482,7 +484,8 @@ def check_length(seconds: Any, where: str, name: str) -> None:
     """Raise LockConfigError if a lease cannot have this length."""
     if not _is_number(seconds) or not _SHORTEST <= seconds <= LONGEST:
         raise LockConfigError(
-            f"Lock {name!r}: {where} cannot be used. Use a lease of {_SHORTEST} s to ten years.",
+            f"Lock {name!r}: {where} cannot be used. Use a lease of {_SHORTEST} s to ten years, "
+            "as a number of seconds.",
             name=name,
         )
 

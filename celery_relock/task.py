@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from celery import Task
 from celery.app.task import Context
@@ -16,7 +16,7 @@ from .declaration import declaration, declare_anew, engine_of, not_executed, ref
 from .dedup import client as dedup
 from .engine import ids
 from .engine.hold import Hold
-from .errors import LockConfigError, LockConflict, RelockError
+from .errors import LockConfigError, RelockError
 from .naming.callables import read_signature
 from .naming.names import bind, signature_of
 from .order import client as order
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from .lock import Lock
 
 Seconds: TypeAlias = float | timedelta
+Mode: TypeAlias = Literal["exclusive", "shared"]
 
 
 class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
@@ -64,28 +65,28 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
 
     lock_key: Any
     lock_owner: Any
-    lock_reentrant: str
-    lock_limit: int | Callable[..., int] | list[int] | Mapping[Any, int]
-    lock_mode: Any
+    lock_reentrant: Literal["inline", "descendants", "workflow"]
+    lock_limit: int | Callable[..., int] | list[int] | tuple[int, ...] | Mapping[Any, int]
+    lock_mode: Mode | Callable[..., str] | list[Mode] | tuple[Mode, ...]
     lock_ttl: Seconds
     lock_cooldown: Seconds | None
-    lock_on_conflict: str | Callable[[LockConflict], str]
+    lock_on_conflict: Literal["wait", "block", "retry", "drop", "raise"] | Callable[..., str]
     lock_max_wait: Seconds | None
     lock_max_parked: int
-    lock_order: str | None
+    lock_order: Literal["sent"] | None
     lock_order_gap: Seconds
-    lock_order_retry: str
+    lock_order_retry: Literal["keep", "end"]
     lock_keep_on_retry: bool
-    lock_dedup: str | Seconds | None
-    lock_on_duplicate: str
+    lock_dedup: Literal["until_start", "until_done"] | Seconds | None
+    lock_on_duplicate: Literal["existing", "raise", "drop", "replace"]
     lock_debounce: Seconds | None
     lock_debounce_max: Seconds | None
     lock_debounce_reduce: Any
-    lock_hold: str
+    lock_hold: Literal["task", "workflow"]
     lock_gap_ttl: Seconds
-    lock_on_gap: str
-    lock_on_lost: str
-    lock_on_unavailable: str
+    lock_on_gap: Literal["tell", "raise"]
+    lock_on_lost: Literal["flag", "raise"]
+    lock_on_unavailable: Literal["raise", "retry", "run"]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -279,8 +279,13 @@ def describe_deadlock(path: Sequence[str], sharing: Lease | None) -> str:
         parts.append(
             f"{waiter or 'an unnamed execution'}, which waits for {name!r}, which is held by"
         )
-    who, advice = _sharer(sharing) if sharing else ("this very call stack", "")
-    how = f", which shares it: {advice}" if advice else ""
+    if sharing:
+        who, advice = _sharer(sharing)
+        how = f", which shares it: {advice}"
+    else:
+        who = "this very call stack, or by who has started this thread"
+        how = ". Use the same Lock object in one thread, or give both the same owner"
+        who, how = (who, how) if len(path) == 1 else ("this very call stack", "")
     return f"waiting would never end: {' '.join(parts)} {who}{how}"
 
 

@@ -176,8 +176,9 @@ class Hold:
         """The error that says which lock was lost, and since when nothing renewed it."""
         share = next((share for share in self._shares if share.lease.lost), self._shares[0])
         ago = time.monotonic() - share.lease.renewed
+        why = f"{share.lease.lost_by}; " if share.lease.lost_by else ""
         return LockLost(
-            f"the lock {share.name!r} (fence {share.fence}) was lost: its last renewal was "
+            f"the lock {share.name!r} (fence {share.fence}) was lost: {why}its last renewal was "
             f"{ago:.1f} s ago. Another task might hold it now: do not write without comparing the "
             "fencing token",
             name=share.name,

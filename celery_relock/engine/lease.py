@@ -80,6 +80,8 @@ class Lease:
         open_inbox: called once when the hold is `LONG`; from then on the process hears of a loss.
         for_any_thread: another thread may release the lock.
         holder: returns who releases the lock; when it returns None, nothing renews the lease.
+        lost_by: why the hold was lost, once that is known.
+        thread: the id of the thread that alone can re-enter it; None for all in its context.
         work: the task that the lock is for, None outside of tasks.
         of_workflow: it is a part of a workflow lock.
         reliers: how many calls on its call stack have re-entered it, and rely on it.
@@ -91,9 +93,10 @@ class Lease:
 
     __slots__ = (
         "_believed_at_most", "_bell", "_granted_early", "_lost", "backend", "claim", "deadline",
-        "due", "fences", "for_any_thread", "held_since", "holder", "listen_at", "of_workflow",
-        "on_lost", "open_inbox", "parked_since", "pid", "reentered", "reliers", "renewed", "renews",
-        "repeated", "state", "successor", "waiter_lease", "waits_since", "work",
+        "due", "fences", "for_any_thread", "held_since", "holder", "listen_at", "lost_by",
+        "of_workflow", "on_lost", "open_inbox", "parked_since", "pid", "reentered", "reliers",
+        "renewed", "renews",
+        "repeated", "state", "successor", "thread", "waiter_lease", "waits_since", "work",
     )  # fmt: skip
 
     def __init__(
@@ -119,6 +122,8 @@ class Lease:
         self.listen_at = math.inf
         self.holder: Callable[[], object] | None = None
         self.work: Work | None = None
+        self.lost_by = ""
+        self.thread: int | None = None
         self.successor: Successor | None = None
         self.reliers = 0
         self.pid = platform.pid

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from threading import get_ident
 
 from ..errors import LockLost
 from .lease import Lease, State
@@ -48,7 +49,8 @@ def holding(backend: Backend | None, name: str, shared: bool = False) -> Lease |
     The lease may be lost. A lease that shares the lock covers only what is to share it, too."""
     for lease in reversed(_stack.get()):
         covers = name in lease.claim.names and (shared or not lease.shares(name))
-        if covers and backend in (None, lease.backend) and _counts(lease):
+        is_own = lease.thread is None or lease.thread == get_ident()
+        if covers and is_own and backend in (None, lease.backend) and _counts(lease):
             return lease
     return None
 
@@ -107,8 +109,8 @@ def executions() -> tuple[str, ...]:
 
 
 def stuck() -> tuple[str, ...]:
-    """The executions among them whose holds cannot end before the call that is made here
-    returns."""
+    """The executions among them whose holds cannot end before the call that is made here returns,
+    or may not: the thread of a `Lock` may wait for one that runs with a copy of its context."""
     stack = _stack.get()
     if not stack:
         return ()

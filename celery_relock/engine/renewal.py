@@ -279,7 +279,7 @@ def lose(lease: Lease, reason: str, say: Say = lambda call: call()) -> bool:
     False: it is not held, or no longer, as when it is being released."""
     if not lease.switch(State.LOST, State.HELD):
         return False
-    since = time.monotonic() - lease.renewed
+    lease.lost_by, since = reason, time.monotonic() - lease.renewed
     for hear in reversed(lease.on_lost):
         try:
             hear()

@@ -26,7 +26,7 @@ if sys.version_info >= (3, 14):
     def read_signature(function: Callable[..., Any]) -> inspect.Signature:
         """`inspect.signature`. An annotation can have a name that is only there for a type checker
         (PEP 649): Celery takes such a task, and we look at no annotation."""
-        return inspect.signature(function, annotation_format=Format.FORWARDREF)
+        return inspect.signature(function, annotation_format=Format.STRING)
 else:
     read_signature = inspect.signature
 

@@ -108,7 +108,7 @@ class Template:
                 inside = getattr(problem, "path", "")
                 raise LockConfigError(
                     f"task {task}: lock_key {self.source!r}: {{{part.source}}}{inside} {problem}"
-                ) from problem
+                ) from None
         return text
 
 

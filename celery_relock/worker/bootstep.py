@@ -21,7 +21,7 @@ from ..engine import platform
 from ..engine.crash import Reaper, journal
 from ..engine.events import logger
 from ..engine.interrupt import INSTEAD
-from ..errors import LockConfigError, RelockError
+from ..errors import LockConfigError
 from ..settings import enabled, in_memory
 from . import company, conflict, control, execution, parking, revocation, unlocked  # noqa: F401  # receivers
 from . import events as worker_events
@@ -42,7 +42,7 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
     requires = ("celery.worker.components:Pool",)
 
     def __init__(self, w: Any, **_: Any) -> None:
-        self._watchers: tuple[Reaper, Resumer] | None = None
+        self._watchers: tuple[Reaper | Resumer, ...] = ()
         w.relock_resumer = None
 
     def include_if(self, w: Any) -> bool:
@@ -62,15 +62,7 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
                 "the prefork pool of this worker runs tasks in other processes",
                 "Use the threads or the solo pool",
             )
-        try:
-            engine = engine_of(w.app)
-        except RelockError as error:
-            logger.warning(
-                "Cannot start crash recovery: this worker will not release locks of killed "
-                "processes or resume parked tasks: %s",
-                error,
-            )
-            return
+        engine = engine_of(w.app)  # what is wrong with its settings would fail each of its tasks
         # Before the pool forks, so that its children have it.
         journal.on = True
         parking.carry(_may_be_parked)
@@ -81,8 +73,6 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
         conflict.remember_consumer()
         # Not in `stop`: the pool ends its tasks later.
         worker_shutdown.connect(self._end, sender=w, dispatch_uid=(id(self), "shutdown"))
-        if self._watchers is None:
-            return
         if in_memory(w.app) and threading.current_thread() is threading.main_thread():
             raise _not_shared(
                 "this worker is a process of its own",
@@ -108,7 +98,7 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
 
     def _end(self, sender: Any, **_: Any) -> None:
         worker_events.forget(sender)
-        for watcher in self._watchers or ():
+        for watcher in self._watchers:
             watcher.stop()
 
 

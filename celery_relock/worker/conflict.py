@@ -398,6 +398,8 @@ def _conflict(attempt: Attempt, answer: Conflict | Duplicate) -> LockConflict:
     mine = _own_share(answer)
     text += f"; {describe_own_share(mine)}" if mine else ""
     bound = "" if options.max_wait is None else f", lock_max_wait={options.max_wait:g} s"
+    if attempt.message is None and attempt.lease.waits_since and options.max_wait is None:
+        bound = f", and a direct call waits for {options.patience:g} s without a lock_max_wait"
     policy = getattr(options.on_conflict, "__qualname__", options.on_conflict)
     said = f"lock_on_conflict={policy!r}"
     if attempt.lease.claim.names[0].startswith(LINE):

@@ -28,6 +28,7 @@ from ..engine import ids, reentrancy
 from ..engine.events import logger
 from ..errors import LockConfigError
 from ..naming.callables import called
+from ..options import OPTION_NAMES, unknown
 from ..settings import name_prefix
 
 #: The name of our header in a message.
@@ -351,6 +352,9 @@ def _of_call(
     prefix, options = properties.pop(PREFIX, None), call_options(properties)
     for name in options:
         del properties[f"lock_{name}"]
+        if name not in OPTION_NAMES:  # by `send_task`: all else has been refused before
+            text = "A worker will refuse this call of %s: %s"
+            logger.error(text, fields.get("task"), unknown(f"lock_{name}", "lock_"))
     if options and fields.get("task") in _MAPS:
         logger.warning(
             "%s calls its task directly, so the options %s of this call are not used: declare them "

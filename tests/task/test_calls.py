@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import uuid
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from datetime import timedelta
 
 import celery
@@ -11,7 +13,7 @@ import pytest
 from celery import chain, chord, group
 
 from celery_relock import Lock, LockedTask, is_dropped, locked
-from celery_relock.errors import LockConfigError, LockConflict
+from celery_relock.errors import LockConfigError, LockConflict, LockDeadlock
 from tests.support import wait_for
 
 
@@ -327,6 +329,16 @@ def test_lock_for_is_the_lock_of_the_call_with_the_tasks_options(m, account, hel
         m.of_team.lock_for("a", print)
     with pytest.raises(TypeError):
         m.look.lock_for()
+
+
+def test_outside_of_a_task_a_thread_with_a_copy_of_the_context_re_enters_no_lock(m, account):
+    with m.look.lock_for(account), ThreadPoolExecutor() as pool:
+        assert m.look(account)[0] == f"account:{account}"
+        copied = copy_context()
+        with pytest.raises(LockDeadlock, match="by who has started this thread"):
+            pool.submit(copied.run, m.look, account).result(20)
+    with ThreadPoolExecutor() as pool:
+        assert pool.submit(copied.run, m.look, account).result(20)[0] == f"account:{account}"
 
 
 def test_a_prefix_goes_through_a_plain_task_to_the_locked_one_behind_it(m, account):

@@ -480,11 +480,17 @@ def test_a_first_parameter_self_without_bind_says_what_to_add(app):
 
 
 def test_an_option_without_its_prefix_is_told(app, caplog):
-    options = {"key": "a:{account}", "max_wait": 5, "lock_max_wait": 5, "on_conflict": "drop"}
-    app.task(base=LockedTask, name="charge", shared=False, **options)(charge)
+    options = {"max_wait": 5, "lock_max_wait": 5, "on_conflict": "drop", "limit": 3}
+
+    class Base(LockedTask):
+        key, order = "a:{account}", 7  # `order` can be an attribute for the class's own use
+
+    app.task(base=Base, name="charge", shared=False, **options)(charge)
     app.finalize()
-    told = [each.split("which")[0] for each in caplog.messages if "is no option" in each]
-    assert told == ["task charge has key='a:{account}', ", "task charge has on_conflict='drop', "]
+    told = [each.split(", which")[0] for each in caplog.messages if "is no option" in each]
+    assert told == [f"task charge has {each}" for each in (
+        "key='a:{account}'", "limit=3", "on_conflict='drop'"
+    )]  # fmt: skip
 
 
 def test_a_class_without_a_name_that_is_not_registered_says_so(account):

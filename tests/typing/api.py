@@ -7,7 +7,7 @@ from redis import Redis, RedisCluster
 from redis.exceptions import LockError
 from typing_extensions import assert_type
 
-from celery_relock import Lock, LockedTask, is_dropped, locked
+from celery_relock import Hold, Lock, LockedTask, is_dropped, locked
 from celery_relock.asyncio import Lock as CoroutineLock
 from celery_relock.errors import (
     LockConfigError,
@@ -32,7 +32,8 @@ def charge(account: int, amount: int) -> int:
 
 @app.task(base=LockedTask, lock_key=lambda a, b: [f"account:{a}", f"account:{b}"], bind=True)
 def transfer(self: LockedTask, a: int, b: int) -> int:
-    assert_type(self.lock.name, str)
+    hold: Hold = self.lock
+    assert_type(hold.name, str)
     assert_type(self.lock.names, tuple[str, ...])
     assert_type(self.lock.owner, str)
     assert_type(self.lock.fence, int)
@@ -78,6 +79,17 @@ class PerRegion(LockedTask):
     def lock_limit(region: str) -> int:
         return 10 if region == "eu" else 1
 
+    def lock_on_conflict(self, conflict: LockConflict) -> str:
+        return "wait" if conflict.remaining else "drop"
+
+
+class Misspelt(LockedTask):
+    lock_hold = "workflows"  # type: ignore[assignment]
+    lock_order = "send"  # type: ignore[assignment]
+    lock_dedup = "until_begin"  # type: ignore[assignment]
+    lock_mode = "exclusiv"  # type: ignore[assignment]
+    lock_on_unavailable = "skip"  # type: ignore[assignment]
+
 
 def outside(client: Redis) -> None:
     with Lock(client, "account:42") as lock:
@@ -88,6 +100,7 @@ def outside(client: Redis) -> None:
             pass
     with Lock("redis://localhost", "a", timeout=5, blocking_timeout=1.5, owner="me", limit=2):
         pass
+    Lock(client, "a", mode="exclusiv")  # type: ignore[arg-type]
     plain = Lock("rediss://localhost", b"a", renew=False, namespace="shop")
     Lock(RedisCluster(), "a")
     Lock(lambda: RedisCluster(), "a")

@@ -19,7 +19,7 @@ from tests.support.worker import ROOT
 PACKAGE = "celery_relock"
 #: Which layers a layer may use. "" is the package's own names.
 ARROWS: dict[str, set[str]] = {
-    "": {"lock", "task", "version", "worker", "workflow"},
+    "": {"engine", "lock", "task", "version", "worker", "workflow"},
     "cli": {"admin", "contrib", "doctor", "engine", "errors"},
     "admin": {
         "declaration", "engine", "engines", "errors", "naming", "settings", "signals", "worker",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import re
+from dataclasses import fields
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -341,3 +343,15 @@ def test_a_limit_callable_that_gives_no_number_is_told_with_the_task(limit: Any)
 def test_options_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
         declare().ttl = 5.0  # type: ignore[misc]
+
+
+def test_a_type_checker_knows_the_words_of_each_option() -> None:
+    hints = get_type_hints(LockedTask)
+
+    def words(hint: Any) -> set[str]:
+        return {hint} if isinstance(hint, str) else set().union(*map(words, get_args(hint)))
+
+    for option in fields(LockOptions)[:-1]:
+        hint = hints[f"lock_{option.name}"]
+        if hint is not Any:
+            assert words(hint) == {*re.findall(r"'(\w+)'", option.metadata["allowed"])}, option.name

@@ -17,7 +17,7 @@ from celery_relock.engine.hold import Hold
 from tests.support.programs import said_by
 from tests.support.worker import ROOT
 
-NAMES = ["Lock", "LockedTask", "is_dropped", "locked"]
+NAMES = ["Hold", "Lock", "LockedTask", "is_dropped", "locked"]
 HOLD = [
     "check",
     "continuous",

@@ -53,6 +53,51 @@ def test_a_setting_that_comes_too_late_for_a_task_is_refused(redis_url: str, set
     app.close()
 
 
+@pytest.mark.filterwarnings("ignore::celery.exceptions.SecurityWarning")
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [(None, "needs a Redis"), ("redis://localhost/prod", "the database, after the slash")],
+)
+def test_a_worker_whose_locked_tasks_could_only_fail_does_not_start(url: str | None, says: str):
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.update(relock_url=url, worker_hijack_root_logger=False)
+
+    @app.task(name="plain", shared=False)
+    def plain():
+        pass
+
+    app.Worker(pool="solo")
+
+    @app.task(base=LockedTask, lock_key="a", name="charge", shared=False, lazy=False)
+    def charge():
+        pass
+
+    with pytest.raises(LockConfigError, match=says):
+        app.Worker(pool="solo")
+    app.close()
+
+
+@pytest.mark.filterwarnings("ignore::celery.exceptions.SecurityWarning")
+@pytest.mark.parametrize("setting", ["relock_url", "relock_namespace", "relock_enabled"])
+def test_a_change_of_where_the_locks_live_that_comes_too_late_is_refused(
+    redis_url: str, setting: str
+):
+    value = {"relock_url": f"{redis_url}?db=1", "relock_namespace": "t", "relock_enabled": False}
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.update(relock_url=redis_url, worker_hijack_root_logger=False)
+
+    @app.task(base=LockedTask, lock_key="a", name="charge", shared=False)
+    def charge():
+        pass
+
+    charge.lock_for()
+    app.Worker(pool="solo")
+    app.conf.update({setting: value[setting]})
+    with pytest.raises(LockConfigError, match=r"where the locks live \(.*\) was changed after"):
+        app.Worker(pool="solo")
+    app.close()
+
+
 def test_a_worker_in_a_thread_leaves_no_thread_behind_and_its_process_is_none_any_more():
     app = Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
     app.conf.update(

@@ -79,7 +79,8 @@ def transport_for_url(
     shown, first = safe_url(url), _NEXT_URL.split(url.strip())[0]
     scheme = first.partition("://")[0].lower()
     if scheme not in _SCHEMES:
-        raise LockConfigError(f"{shown or 'nothing'} is not the URL of a Redis. {_EXAMPLE}")
+        what = f"{shown} is not the URL of a Redis" if shown else "the URL of the Redis is empty"
+        raise LockConfigError(f"{what}. {_EXAMPLE}")
     given = dict(transport or {})
     if scheme == "sentinel":
         return _of_sentinels(url, ssl, given, shown, replicas)
