@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -53,12 +53,14 @@ LOOK_FOR_SLOT = 0.02
 REQUEUED = 60.0
 # After so many seconds without a turn of its main loop a worker counts as no consumer.
 STUCK = 3.0
-# Milliseconds after which RabbitMQ deletes a resume queue that nobody consumes. (What is in it was
-# published again by then, as Redis has not heard of it.) It is a classic queue also where a virtual
-# host makes quorum queues by default: these drop what is requeued too often. Both can never change:
-# RabbitMQ refuses to declare a queue that exists with other arguments.
+# A resume queue lives as long as the queue that it is beside: it can have the only copy of a
+# message, that of an execution that had begun (`acks_late`) when its worker was killed. Beside a
+# queue that goes with its worker, RabbitMQ deletes it after so many milliseconds without a
+# consumer. It is a classic queue also where a virtual host makes quorum queues by default: these
+# drop what is requeued too often. Neither can ever change: RabbitMQ refuses to declare a queue that
+# exists with other arguments.
 EXPIRES = 1_800_000
-_ON_AMQP = {"x-expires": EXPIRES, "x-queue-type": "classic"}
+_ON_AMQP: Mapping[str, Any] = {"x-queue-type": "classic"}
 # What a queue of RabbitMQ promises and a queue beside it would not: where a rejected message goes,
 # and that one consumer at a time has them all.
 _NOT_BESIDE = {"x-dead-letter-exchange", "x-single-active-consumer"}
@@ -207,7 +209,7 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
         self._window = 0
         self._timer: Any = None
         self._closing: Any = None  # the channel of a consumer that was cancelled
-        self._known: set[str] = set()
+        self._known: dict[str, Any] = {}  # resume queues, each by the name of the queue beside it
         self._known_at = 0.0
         self._refused: set[str] = set()
         self._take: Callable[[Any], Any] | None = None
@@ -267,8 +269,8 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
     def _reopen(self, c: Any) -> None:
         """A slot is free: take from the queues before the worker's own has filled it."""
         try:
-            for name in self._known:
-                beside = _queue(name, is_amqp(c.connection))(self._consumer.channel)
+            for queue in self._known.values():
+                beside = queue(self._consumer.channel)
                 if self._take and (message := beside.get(accept=self._consumer.accept)):
                     self._take(message)
                     break
@@ -287,8 +289,8 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
         if self._consumer is None or c.task_consumer is None:
             return  # between two connections
         try:
-            queues = c.task_consumer.queues
-            wanted = {queue.name for queue in queues if not _is_alone(queue)} - self._refused
+            queues = [each for each in c.task_consumer.queues if each.name not in self._refused]
+            wanted = {queue.name: queue for queue in queues if not _is_alone(queue)}
             if self._door and self._door.closed:
                 self._keep_known(c)
             else:
@@ -298,34 +300,34 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
                     self._close()  # RabbitMQ goes by what was said before it began to consume
                 self._follow(c, wanted)
             # A worker without a slot counts, too: else the message would go behind the backlog.
-            self._tell(c, map(resume_queue, self._known & wanted))
+            self._tell(c, map(resume_queue, self._known.keys() & wanted.keys()))
         except (*c.connection_errors, *c.channel_errors) as error:
             # The worker's own loop meets it too, and connects anew.
             logger.debug("the resume queues are not looked after: %s", error, exc_info=True)
 
-    def _follow(self, c: Any, wanted: set[str]) -> None:
+    def _follow(self, c: Any, wanted: Mapping[str, Any]) -> None:
         for queue in [each for each in self._consumer.queues if _origin(each) not in wanted]:
             self._consumer.cancel_by_queue(queue.name)
-            self._known.discard(_origin(queue))
-        for name in wanted:
+            self._known.pop(_origin(queue), None)
+        for name, queue in wanted.items():
             if not self._consumer.consuming_from(resume_queue(name)):
-                self._consume(c, name)
+                self._consume(c, name, _beside(queue, is_amqp(c.connection)))
 
     def _keep_known(self, c: Any) -> None:
         """RabbitMQ must not take the queues for unused."""
         if time.monotonic() - self._known_at > EXPIRES / 1000 / 3:
             self._known_at = time.monotonic()
-            for name in self._known:
-                _queue(name, is_amqp(c.connection))(self._consumer.channel).declare()
+            for queue in self._known.values():
+                queue(self._consumer.channel).declare()
 
-    def _consume(self, c: Any, name: str) -> None:
-        if is_amqp(c.connection) and len(resume_queue(name).encode()) > _LONGEST_NAME:
+    def _consume(self, c: Any, name: str, queue: Any) -> None:
+        if is_amqp(c.connection) and len(queue.name.encode()) > _LONGEST_NAME:
             self._refuse(name, f"its name would have more than {_LONGEST_NAME} bytes")
             return
         try:
-            self._consumer.add_queue(_queue(name, is_amqp(c.connection)))
+            self._consumer.add_queue(queue)
             self._consumer.consume()
-            self._known.add(name)
+            self._known[name] = queue
             self._known_at = time.monotonic()
         except c.connection.channel_errors as error:
             self._refuse(name, error)
@@ -435,9 +437,13 @@ def _execution(message: Any) -> str:
     return "" if header is None else header.execution_id
 
 
-def _queue(name: str, amqp: bool) -> Any:
-    beside = resume_queue(name)
-    return Queue(beside, Exchange(""), beside, queue_arguments=_ON_AMQP if amqp else None)
+def _beside(queue: Any, amqp: bool) -> Any:
+    """The resume queue beside a queue."""
+    name, arguments = resume_queue(queue.name), _ON_AMQP if amqp else None
+    expires = queue.expires or "x-expires" in (queue.queue_arguments or {})
+    if amqp and (queue.auto_delete or queue.exclusive or not queue.durable or expires):
+        arguments = {**_ON_AMQP, "x-expires": EXPIRES}
+    return Queue(name, Exchange(""), name, queue_arguments=arguments)
 
 
 def _is_alone(queue: Any) -> bool:
@@ -476,8 +482,11 @@ def _handler(c: Any) -> Callable[[Any], Any]:
 
     def handle(message: Any) -> Any:
         come_back(message)
-        # Redis has written that on what was requeued.
+        # The broker has noted that on what a full worker requeued, and a body would take it for a
+        # sign that it has begun before.
         message.headers.pop("redelivered", None)
+        if message.delivery_info.get("redelivered"):
+            message.delivery_info["redelivered"] = False
         return take(message)
 
     return handle

@@ -8,6 +8,7 @@ import uuid
 
 import pytest
 from kombu import Connection, Queue
+from kombu.common import Broadcast
 
 from celery_relock.engine.parking import Sender
 from celery_relock.engine.protocol import DEBOUNCE, Message
@@ -152,8 +153,9 @@ def test_a_rate_limit_is_not_spent_twice(worker, account):
     assert result.get(timeout=30) == result.id
 
 
-def test_what_waits_long_for_a_slot_is_delivered_once(start, account):
-    worker = ready(start("redis", concurrency=2))
+@brokers
+def test_what_waits_long_for_a_slot_is_delivered_once_and_says_nothing_else(start, account, broker):
+    worker = ready(start(broker, concurrency=2))
     lock = held(worker, account)
     results = [worker.module.takes.delay(account) for _ in range(2)]
     wait_until_parked(worker, lock.name, 2)
@@ -164,6 +166,8 @@ def test_what_waits_long_for_a_slot_is_delivered_once(start, account):
     for each in results:
         assert each.get(timeout=40) == each.id
     assert {len(worker.journal.events("received", id=each.id)) for each in results} == {2}
+    # A full worker has requeued it, which is no sign that its body has begun before.
+    assert [event["redelivered"] for event in took(worker, account, 2)] == [False, False]
 
 
 def test_the_policy_retry_sends_the_same_message_later(worker, account):
@@ -315,16 +319,62 @@ def test_a_resume_queue_that_its_worker_has_left_loses_nothing(start, account, b
     assert len(took(other, account, 2)) == 2
 
 
-def test_a_resume_queue_is_classic_also_where_queues_are_quorum_queues_by_default():
+LASTING = {"x-queue-type": "classic"}
+PASSING = {**LASTING, "x-expires": resuming.EXPIRES}
+
+
+@pytest.mark.parametrize(
+    ("queue", "arguments"),
+    [
+        (Queue("q"), LASTING),
+        (Queue("q", queue_arguments={"x-queue-type": "quorum"}), LASTING),
+        (Queue("q", auto_delete=True), PASSING),
+        (Queue("q", durable=False), PASSING),
+        (Queue("q", queue_arguments={"x-expires": 1000}), PASSING),
+        (Queue("q", expires=1), PASSING),
+        (Broadcast("q"), PASSING),
+    ],
+    ids=["durable", "quorum", "auto-delete", "transient", "x-expires", "expires", "broadcast"],
+)
+def test_a_resume_queue_of_rabbitmq_is_classic_and_lives_as_long_as_the_queue_beside_it(
+    queue, arguments
+):
     # A quorum queue drops what is requeued too often, and a full worker does that.
-    assert resuming._queue("q", amqp=True).queue_arguments["x-queue-type"] == "classic"
+    assert resuming._beside(queue, amqp=True).queue_arguments == arguments
+
+
+def test_what_a_killed_worker_leaves_in_its_resume_queue_waits_there_for_the_next(
+    start, account, rabbitmq
+):
+    worker = ready(start("amqp"))
+    lock = held(worker, account)
+    result = worker.module.takes_late.delay(account, 60)
+    wait_until_parked(worker, lock.name)
+    lock.release()
+    took(worker, account)
+    worker.kill()
+    name = f"{worker.module.default}.resumed"
+    with Connection(rabbitmq.url) as connection:
+        there = connection.channel()
+
+        def left():
+            return there.queue_declare(name, durable=True, auto_delete=False, arguments=LASTING)
+
+        wait_for(lambda: left().message_count == 1, 20, "the message that comes again")
+        beside = Queue(name, channel=there)
+        (message,) = [beside.get()]
+        assert message.headers["id"] == result.id
+        message.requeue()
+    other = start("amqp", namespace=worker.namespace)
+    assert [event["id"] for event in took(other, account, 2)] == [result.id] * 2
 
 
 def test_without_the_right_to_a_resume_queue_a_worker_does_without(start, account, rabbitmq):
     namespace = new_namespace()
     with Connection(rabbitmq.url) as connection:
         # One with other arguments: RabbitMQ refuses it as it refuses one without permission.
-        Queue(f"queue-{namespace}.resumed", durable=True)(connection.channel()).declare()
+        beside = Queue(f"queue-{namespace}.resumed", queue_arguments={"x-max-length": 9})
+        beside(connection.channel()).declare()
     worker = start("amqp", namespace=namespace)
     worker.wait_for_log("no resume queue beside")
     lock = held(worker, account)

@@ -90,6 +90,7 @@ def take(self: Any, account: str, seconds: float) -> str:
             exchange=request.delivery_info["exchange"],
             key=request.delivery_info["routing_key"],
             host=request.hostname,
+            redelivered=bool(request.delivery_info.get("redelivered")),
             headers=sorted(request.headers or {}),
         )
         time.sleep(seconds)
