@@ -123,13 +123,14 @@ class Execution:
             which an eager or direct call has not, and so can be neither parked nor sent again.
             `header` is the message's.
         names, limits, owner: what this call asks for; limits by name.
-        asked: whether its locks were asked for. If not, what waits for it there is in the way.
+        in_line, asked: whether it came to its line, and whether its locks were asked for. If not,
+            what waits for it there is in the way.
         make_hold: makes what `self.lock` shows; None before there is a hold.
     """
 
     __slots__ = (
-        "args", "asked", "body", "by", "declared", "header", "kwargs", "limits", "make_hold",
-        "message", "names", "owner", "request", "task",
+        "args", "asked", "body", "by", "declared", "header", "in_line", "kwargs", "limits",
+        "make_hold", "message", "names", "owner", "request", "task",
     )  # fmt: skip
 
     def __init__(
@@ -154,7 +155,7 @@ class Execution:
         self.names: tuple[str, ...] = ()
         self.limits: Mapping[str, int] = {}
         self.owner = ""
-        self.asked = False
+        self.in_line = self.asked = False
         self.make_hold: MakeHold | None = None
 
     def covers(
@@ -187,10 +188,16 @@ class Execution:
         # From the inside out: the locks, the line, the marker.
         locked = self.run_locked
         if header is not None and (header.order or declared.options.order):
-            locked = partial(order.around, self.task, declared, self.message, names, locked)
+            locked = self.run_in_order
         if header is not None and (header.marker or declared.options.dedup is not None):
             return dedup.around(self.task, declared, self.message, names, locked, self.run_body)
         return locked(self.run_body)
+
+    def run_in_order(self, run_body: Body) -> Any:
+        """Run the body under its locks, in its turn."""
+        self.in_line = True
+        of = self.task, self.declared, self.message, self.names
+        return order.around(*of, self.run_locked, run_body)
 
     def run_locked(self, run_body: Body) -> Any:
         """Run the body under its locks: re-enter those that a caller holds, acquire the others."""
@@ -299,8 +306,10 @@ class Execution:
         header = self.header
         if header is None or not header.is_awaited or isinstance(error, Aside | SentAgain):
             return
-        # What it came by has ended what it has there.
-        rooms = revocation.AT_ITS_LOCKS if self.names else revocation.OF_ITS_LOCKS
+        # What it came by (its marker, its line) has ended what it has there.
+        rooms = revocation.OF_ITS_LOCKS
+        if self.names:
+            rooms = revocation.AT_ITS_LOCKS if self.in_line else revocation.AT_ITS_LINE
         remember = None
         if not is_acknowledged(self.task, error):  # the broker may bring it back
             rooms, remember = revocation.PARKED, 0.0

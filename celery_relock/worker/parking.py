@@ -52,8 +52,10 @@ SUFFIX = ".resumed"
 CARRIED = "relock_message"
 # Properties of a received message that the broker's client writes anew, or takes as arguments.
 _WRITTEN_ANEW = ("delivery_info", "delivery_tag", "body_encoding", "application_headers", CARRIED)
-# Seconds in which the broker has to take a message.
-_PUBLISHING = 10.0
+# Seconds in which the broker has to take a message. One that it does not take keeps a thread and a
+# connection. So the more of them hang, the later the next one is tried, up to so many seconds: a
+# RabbitMQ that is short of memory blocks whoever publishes.
+_PUBLISHING, _LONGEST_PAUSE = 10.0, 600.0
 _ARGUMENTS = ("content_type", "content_encoding", "priority", "delivery_mode", "expiration")
 
 
@@ -332,15 +334,29 @@ def publish(
         except Exception as error:  # noqa: BLE001  # raised below, where it belongs
             failed.append(error)
 
+    hung, until = _hung.get(app, ([], 0.0))
+    hung = [each for each in hung if each.is_alive()]
+    if hung and time.monotonic() < until:
+        raise TimeoutError(f"the broker has not answered for {len(hung)} messages before")
     thread = threading.Thread(target=work, name="relock-publish", daemon=True)
     thread.start()
     # A broker that does not answer must not hold up a body's result. What was not published by
     # then is published later, perhaps once more, and known as a copy.
     thread.join(_PUBLISHING)
     if thread.is_alive():
+        hung.append(thread)
+        # The first may only have had a connection that is gone.
+        pause = _PUBLISHING * (2.0 ** min(len(hung), 16) - 2)
+        _hung[app] = hung, time.monotonic() + min(pause, _LONGEST_PAUSE)
         raise TimeoutError(f"the broker has not answered for {_PUBLISHING:g} s")
+    if hung:
+        _hung[app] = hung, 0.0
     if failed:
         raise failed[0]
+
+
+# By app: what still waits for its broker, and until when no more is sent there.
+_hung: WeakKeyDictionary[Celery, tuple[list[threading.Thread], float]] = WeakKeyDictionary()
 
 
 def _publish(app: Celery, found: dict[str, Any], queue: str | None, delay: float | None) -> None:

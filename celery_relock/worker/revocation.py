@@ -39,11 +39,13 @@ Rooms: TypeAlias = tuple[tuple[Callable[..., None], str], ...]
 # Who clears away what, and what becomes of that if it is refused.
 PARKED: Rooms = ((_withdraw, "the place of %s in its queue, its message will come again"),)
 _KEPT: Rooms = ((retry.clear_away, "the lock kept for %s, its lease ends it"),)
-# What is left to the locks of a task, without what it has beside them.
+_IN_LINE: Rooms = ((order.clear_away, "the place of %s in its order, it will be passed over"),)
+# What is left to the locks of a task, without what it has beside them; with its place in a line.
 AT_ITS_LOCKS: Rooms = (*PARKED, *_KEPT)
+AT_ITS_LINE: Rooms = (*AT_ITS_LOCKS, *_IN_LINE)
 _LEFT: Rooms = (
     *_KEPT,
-    (order.clear_away, "the place of %s in its order, it will be passed over"),
+    *_IN_LINE,
     (dedup.clear_away, "the dedup marker of %s, it ends by itself"),
 )
 OF_ITS_LOCKS: Rooms = (*PARKED, *_LEFT)

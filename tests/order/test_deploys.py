@@ -1,5 +1,5 @@
 """A deploy takes `lock_order` off while calls wait in the line, or turns it on while they wait for
-the lock."""
+the lock; or it turns on `lock_dedup` for a task with an order."""
 
 from __future__ import annotations
 
@@ -45,3 +45,18 @@ def test_calls_that_were_parked_for_the_lock_before_keep_their_places_and_hold_u
     charged = after.journal.events("charged")
     assert [e["number"] for e in charged] == list(range(5))
     assert [e["in_order"] for e in charged] == [False] * 4 + [True]
+
+
+def test_a_call_that_a_worker_takes_for_a_duplicate_leaves_its_place(worker, account):
+    name, env = f"account:{account}", {"RELOCK_TEST_ORDER": "sent"}
+    with closing(worker(APP, env=env)) as before:
+        lock = lock_of(before, name)
+        assert lock.acquire()
+    for number in range(3):  # its code does not know of duplicates yet
+        before.module.charge.delay(account, number)
+    after = worker(APP, env={**env, "RELOCK_TEST_DEDUP": "until_start"})
+    after.wait_for_log("(?s)(is a duplicate of.*){2}")
+    lock.release()
+    after.journal.wait_for("charged")
+    after.module.charge.delay(account, 3)
+    after.journal.wait_for("charged", 12, number=3, in_order=True)

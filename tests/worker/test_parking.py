@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import socket
+import threading
 import uuid
 from base64 import b64decode
 from datetime import datetime, timedelta, timezone
@@ -276,6 +277,29 @@ def test_a_broker_that_does_not_answer_holds_up_nobody_without_a_bound(app, monk
         monkeypatch.setitem(app.conf, "broker_url", f"redis://127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(TimeoutError, match="the broker has not answered"):
             publish(app, text)
+
+
+def test_a_broker_that_blocks_all_who_publish_does_not_get_more_and_more_connections(
+    app, monkeypatch
+):
+    monkeypatch.setattr(parking, "_PUBLISHING", 0.1)
+    text, goes_on, tries = parked_text(app, message(), {}), threading.Event(), []
+
+    def blocks(*_):
+        tries.append(1)
+        goes_on.wait(60)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parking, "_publish", blocks)
+        for _ in range(30):
+            with pytest.raises(TimeoutError, match="the broker has not answered"):
+                publish(app, text)
+        assert 2 <= len(tries) <= 4
+    goes_on.set()
+    hung, _ = parking._hung[app]
+    wait_for(lambda: not any(each.is_alive() for each in hung), what="the end of what hung")
+    publish(app, text)
+    assert published(app, "q")
 
 
 @pytest.mark.parametrize("sent", ["1", "999", "61000", "2147483647"])

@@ -1,4 +1,4 @@
-"""A task whose `lock_order` a deploy takes off, or turns on."""
+"""A task whose `lock_order` or `lock_dedup` a deploy takes off, or turns on."""
 
 from __future__ import annotations
 
@@ -13,6 +13,12 @@ journal = Journal.from_env()
 KEY = os.environ.get("RELOCK_TEST_KEY", "account:{account}")
 
 
-@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_order=os.environ.get("RELOCK_TEST_ORDER"))
+@app.task(
+    base=LockedTask,
+    bind=True,
+    lock_key=KEY,
+    lock_order=os.environ.get("RELOCK_TEST_ORDER"),
+    lock_dedup=os.environ.get("RELOCK_TEST_DEDUP"),
+)
 def charge(self: Any, account: str, number: int) -> None:
     journal.add("charged", account=account, number=number, in_order=self.lock.in_order)
