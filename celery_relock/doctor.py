@@ -354,7 +354,7 @@ def _unreachable(error: RelockError) -> Finding:
         str(error),
         *(
             (
-                "No lock can be acquired; tasks do what lock_on_unavailable says.",
+                "Locks there cannot be acquired; tasks do what lock_on_unavailable says.",
                 "Check that Redis runs and that relock_url leads to it, and read its log.",
             )
             if isinstance(error, LockUnavailable)

@@ -566,6 +566,19 @@ def seconds_to_expiry(task: Any, options: Mapping[str, Any]) -> float | None:
     return seconds_to(options.get("expires", task.expires))
 
 
+def keep_for(gap: float, eta: Any, expires: Any) -> float:
+    """For how many seconds something is kept for a message: so long after it is due, but no longer
+    than it lives. RabbitMQ drops one that has expired, and no worker hears of it.
+
+    Args:
+        gap: so long, in seconds.
+        eta, expires: of the message.
+    """
+    keep, ends = (seconds_to(eta) or 0.0) + gap, seconds_to(expires)
+    # A second more, as a worker's clock may be behind.
+    return keep if ends is None else min(keep, ends + 1.0)
+
+
 def seconds_to(when: Any) -> float | None:
     """From now to an ETA or expiry, or for so many seconds.
 

@@ -22,7 +22,7 @@ from ..engine.protocol import Held, Successor
 from ..errors import RelockError
 from .conflict import Attempt, end_unexecuted, obtain, release
 from .delivery import Delivery, Retried, afterwards, delivery_of
-from .message import header_of, prefix_here, running_request, seconds_to
+from .message import header_of, keep_for, prefix_here, running_request
 from .states import is_acknowledged, is_autoretried, is_given_up
 
 
@@ -80,8 +80,8 @@ class LeftToRetry:
                     rest, claim.execution_id, claim.attempt_id, home=self.engine.parking.sender.home
                 )
                 self.engine.parking.publish(back.messages)
-        ahead = seconds_to(sent.fields.get("eta")) or 0.0
-        self.lease.successor = Successor(sent.execution_id, ahead + self.margin)
+        keep = keep_for(self.margin, sent.fields.get("eta"), sent.fields.get("expires"))
+        self.lease.successor = Successor(sent.execution_id, keep)
 
     def end(self) -> None:
         """The message is over: the retry of its error was sent, or there is none."""

@@ -20,7 +20,6 @@ around a step; what is done when a message is published or revoked.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -41,7 +40,7 @@ from ..options import LockOptions
 from ..worker.conflict import Attempt, end_unexecuted, obtain, release
 from ..worker.delivery import afterwards, delivery_of, finish, if_any
 from ..worker.events import work_for
-from ..worker.message import has_begun, header_of, is_retry, moment, running_request
+from ..worker.message import has_begun, header_of, is_retry, keep_for, running_request
 from ..worker.states import (
     Dropped,
     SentAgain,
@@ -198,8 +197,8 @@ class StepHold:
     message: Any
     acknowledged: bool = True
     successors: list[str] = field(default_factory=list)
-    #: When the last of the successors is to begin, on this machine's clock.
-    due: float = 0.0
+    #: ETA and expiry of the messages that it is left to.
+    times: set[tuple[Any, Any]] = field(default_factory=set)
     #: Whether the journal has room for one more. To try each of very many would take too long.
     fits: bool = True
 
@@ -207,18 +206,18 @@ class StepHold:
         """What the next step is told. The body may have downgraded the lock."""
         return self.lock._replace(limits=self.lease.claim.limits)
 
-    def leave_to(self, successor: str, due: float = 0.0) -> None:
+    def leave_to(self, successor: str, eta: Any = None, expires: Any = None) -> None:
         """Note that the hold is left to another, which happens when the message is over.
 
         If this process is killed before that, the reaper of its host does it.
 
         Args:
             successor: the id of the other hold.
-            due: when its message is due, in seconds since the epoch.
+            eta, expires: of its message.
         """
         self.successors.append(successor)
         self.acknowledged = True  # also after an error that Celery makes a retry of
-        self.due = max(self.due, due)
+        self.times.add((eta, expires))
         if journal.on and self.fits and (left := self.successor()):
             noted = self.lease.entry()._replace(successors=left.execution_id, keep=left.keep)
             self.fits = journal.change(noted)
@@ -227,7 +226,7 @@ class StepHold:
         """All successors, and for how many seconds the hold is kept for them; None without any."""
         if not self.successors:
             return None
-        keep = self.lock.gap_ttl + max(0.0, self.due - time.time())
+        keep = max(keep_for(self.lock.gap_ttl, *each) for each in self.times)
         return Successor(" ".join(self.successors), keep)
 
 
@@ -463,10 +462,12 @@ def on_published(headers: Any, header: Any) -> None:
     if not holds or not _is_new(headers, header):
         return
     told = {each["id"] for each in header.get("workflow_locks") or ()}
-    due = (moment(headers.get("eta")) or time.time()) if told else 0.0
     for hold in holds:
         if hold.lock.id in told:
-            hold.leave_to(hold_id(header["execution_id"], hold.lock.id), due)
+            hold.leave_to(
+                hold_id(header["execution_id"], hold.lock.id),
+                *(headers.get("eta"), headers.get("expires")),
+            )
 
 
 def on_replace(message: Any, canvas: Any) -> None:

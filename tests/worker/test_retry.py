@@ -53,6 +53,12 @@ def test_a_lock_that_is_kept_outlasts_the_countdown_and_nobody_acquires_between(
     assert not entries[1]["reentered"]
 
 
+def test_it_is_not_kept_for_a_retry_beyond_its_expiry(worker, account):
+    worker.module.keeps.apply_async((account, 60.0), expires=2)
+    _inside(worker, account, 1)
+    worker.module.stranger.delay(account).get(timeout=20)
+
+
 def test_it_is_kept_from_retry_to_retry(worker, account):
     worker.module.keeps.delay(account, 0.2, times=2).get(timeout=20)
     entries = _inside(worker, account, 3)

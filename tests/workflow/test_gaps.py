@@ -64,6 +64,15 @@ def test_a_queue_that_is_purged_holds_the_lock_for_the_gap_and_no_longer(flow):
         assert time.monotonic() - began < GAP + 10
 
 
+def test_the_lock_is_not_kept_for_a_step_that_has_expired_where_no_worker_sees_it(flow):
+    late = flow.step("1").set(queue=flow.later, expires=2)  # RabbitMQ drops it there, unheard
+    locked(chain(flow.step("0"), late), key=flow.key).delay()
+    flow.wait_for("0", event="leave")
+    wait_for(lambda: _kept(flow))
+    assert not flow.lock().acquire(blocking=False)
+    assert flow.lock().acquire(blocking_timeout=20)  # the gap would be 300 s
+
+
 def test_a_step_that_comes_within_the_gap_goes_on_with_the_same_fence(flow):
     sent = locked(
         chain(flow.step("0"), flow.step("1").set(queue=flow.later), flow.step("2")), key=flow.key
