@@ -299,7 +299,7 @@ def test_a_credential_provider_is_named_as_in_celerys_urls(
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("", "not the URL of a Redis"),
+        ("", "the URL of the Redis is empty"),
         ("localhost:6379", "not the URL of a Redis"),
         ("user:secret@localhost:6379", "not the URL of a Redis"),
         ("amqp://user:secret@h", "not the URL of a Redis"),
