@@ -279,13 +279,13 @@ def describe_deadlock(path: Sequence[str], sharing: Lease | None) -> str:
         parts.append(
             f"{waiter or 'an unnamed execution'}, which waits for {name!r}, which is held by"
         )
+    who, how = "this very call stack", ""
     if sharing:
         who, advice = _sharer(sharing)
         how = f", which shares it: {advice}"
-    else:
-        who = "this very call stack, or by who has started this thread"
+    elif len(path) == 1:
+        who += ", or by who has started this thread"
         how = ". Use the same Lock object in one thread, or give both the same owner"
-        who, how = (who, how) if len(path) == 1 else ("this very call stack", "")
     return f"waiting would never end: {' '.join(parts)} {who}{how}"
 
 

@@ -95,8 +95,8 @@ class Lease:
         "_believed_at_most", "_bell", "_granted_early", "_lost", "backend", "claim", "deadline",
         "due", "fences", "for_any_thread", "held_since", "holder", "listen_at", "lost_by",
         "of_workflow", "on_lost", "open_inbox", "parked_since", "pid", "reentered", "reliers",
-        "renewed", "renews",
-        "repeated", "state", "successor", "thread", "waiter_lease", "waits_since", "work",
+        "renewed", "renews", "repeated", "state", "successor", "thread", "waiter_lease",
+        "waits_since", "work",
     )  # fmt: skip
 
     def __init__(
