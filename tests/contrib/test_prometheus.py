@@ -15,6 +15,7 @@ import sys
 import threading
 import urllib.request
 import uuid
+from urllib.error import HTTPError
 from urllib.parse import urlencode
 
 import pytest
@@ -437,9 +438,13 @@ def test_a_prometheus_scrapes_all_of_it_and_takes_the_rules_and_the_dashboard(
     measured, prometheus_server
 ):
     def value(expression):
-        with contextlib.suppress(OSError):  # it starts
+        try:
             found = prometheus_server("query", query=expression)["result"]
             return float(found[0]["value"][1]) if found else None
+        except HTTPError as error:  # it starts
+            error.close()
+        except OSError:
+            pass
 
     with measured.held():
         wait_for(lambda: value("relock_held") == 1, 20)
