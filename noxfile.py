@@ -66,7 +66,7 @@ def on_the_server_of_a_wheel(session: nox.Session, which: str) -> None:
     session.run(*run, *chosen, env={"RELOCK_TEST_REDIS": which})
 
 
-@nox.session(python=["3.10", "3.11", "3.12", "3.13"])
+@nox.session(python=["3.10", "3.11", "3.12", "3.13", "3.14", "3.15"])
 @nox.parametrize("versions", list(VERSIONS), ids=list(VERSIONS))
 def tests(session: nox.Session, versions: str) -> None:
     """Run the fast part, or what is given: `nox -- tests` runs all."""

@@ -27,7 +27,7 @@ from ..errors import LockConfigError, RelockError
 from . import events
 from .events import logger
 from .outage import Outage
-from .platform import anew_in_a_child
+from .platform import anew_in_a_child, for_with
 from .protocol import KEPT, LINE, MARKER, Backend, Successor
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Journal:
         self._path: Path | None = None
         # The first to open it has `begun`. A thread that comes meanwhile waits until it is `ready`;
         # a signal's handler on the same thread does not.
-        self._opening = threading.RLock()
+        self._opening = for_with(threading.RLock())
         self._begun = self._ready = False
         self._free: list[int] = []
         self._slots: OrderedDict[str, int] = OrderedDict()  # its popitem is safe beside threads

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from ..errors import LockUnavailable
 from .crash import Entry, journal
 from .events import logger
-from .platform import anew_in_a_child
+from .platform import anew_in_a_child, for_with
 
 # How soon a backend that could not be reached is asked again, in seconds; and how many calls are
 # kept for that moment. What they would have freed ends by itself, only later.
@@ -28,7 +28,7 @@ class Later:
         # The parent's thread makes the calls that a forked child has copies of.
         self._calls: list[tuple[Callable[[], object], Entry | None]] = []
         self._is_running = False
-        self._guard = threading.Lock()
+        self._guard = for_with(threading.Lock())
 
     def make(self, call: Callable[[], object], entry: Entry | None = None) -> None:
         """Make a call, or as soon as the backend can be asked; `entry` as for `add`."""

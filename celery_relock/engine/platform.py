@@ -108,6 +108,21 @@ def native_lock() -> Any:
     return _original("allocate_lock")()
 
 
+def for_with(lock: Any) -> Any:
+    """A lock, for `with`. In Python 3.14 a signal handler that raises can strike when the lock has
+    been acquired and the body has not begun, and then nobody releases it [cpython #148874]: the
+    interpreter looks for signals when a C function has been called. It does not in a `for`."""
+    if not (3, 14) <= sys.version_info < (3, 15):
+        return lock
+    acquired = iter(lock.acquire, None)
+
+    def enter(_: Any) -> None:
+        for _ in acquired:
+            return
+
+    return type("ForWith", (), {"__enter__": enter, "__exit__": lock.__exit__})()
+
+
 class Guard:
     """`with guard.lock:` around a few instructions.
 
@@ -121,7 +136,7 @@ class Guard:
         anew_in_a_child(self)
 
     def _reset(self) -> None:
-        self.lock = _original("RLock")()
+        self.lock = for_with(_original("RLock")())
 
 
 class Pool:

@@ -19,7 +19,13 @@ from weakref import WeakKeyDictionary
 from .events import logger, wanted
 from .lease import LONG, Lease, State
 from .outage import Outage, Say
-from .platform import SideThread, anew_in_a_child, native_lock, start_native_thread
+from .platform import (
+    SideThread,
+    anew_in_a_child,
+    for_with,
+    native_lock,
+    start_native_thread,
+)
 from .protocol import Backend, Held, Notice, Queued, Renewal
 
 # How early a lease may be renewed to share a call with another lease.
@@ -46,7 +52,7 @@ class KeepAlive:
         self._wake_at = 0.0
         self._used = False
         self._outages: WeakKeyDictionary[Backend, dict[object, Outage]] = WeakKeyDictionary()
-        self._starting = native_lock()
+        self._starting = for_with(native_lock())
         self._bell = native_lock()
         self._bell.acquire()
 

@@ -17,7 +17,7 @@ from functools import partial
 from ..errors import LockConfigError
 from . import ids
 from .events import logger
-from .platform import anew_in_a_child, native_lock, start_native_thread
+from .platform import anew_in_a_child, for_with, native_lock, start_native_thread
 from .protocol import Backend
 from .renewal import keepalive
 
@@ -92,7 +92,7 @@ class Inbox:
         self.name = ids.new_attempt_id()
         self.started = False
         self.listening = Listening()
-        self._starting = native_lock()
+        self._starting = for_with(native_lock())
 
     def start(self) -> None:
         """Begin to listen, without waiting for the subscription."""

@@ -201,10 +201,6 @@ def quick_switches() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-@pytest.mark.skipif(
-    sys.version_info[:2] == (3, 14),
-    reason="a signal can leave `with lock` without an unlock there (cpython #148874)",
-)
 @pytest.mark.usefixtures("quick_switches")
 def test_nothing_is_raised_after_a_body_of_the_main_thread() -> None:
     heard, unheard, stray = fired_at_random(2000)

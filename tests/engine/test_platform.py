@@ -1,0 +1,59 @@
+"""Threads, forks and signals."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from celery_relock.engine.platform import for_with, native_lock
+
+
+class Struck(Exception):
+    """What somebody's signal handler raises."""
+
+
+@pytest.fixture
+def strikes() -> Iterator[list[bool]]:
+    """Signals strike the main thread all the time, and raise while the list has something."""
+    armed: list[bool] = []
+    main, over, interval = threading.get_ident(), threading.Event(), sys.getswitchinterval()
+
+    def handler(*_: object) -> None:
+        if armed:
+            raise Struck
+
+    def shoot() -> None:
+        while not over.is_set():
+            signal.pthread_kill(main, signal.SIGUSR2)
+            time.sleep(0)
+
+    before, shooter = signal.signal(signal.SIGUSR2, handler), threading.Thread(target=shoot)
+    sys.setswitchinterval(1e-5)
+    shooter.start()
+    yield armed
+    over.set()
+    shooter.join()
+    sys.setswitchinterval(interval)
+    signal.signal(signal.SIGUSR2, before)
+
+
+def test_what_a_signal_handler_raises_leaves_no_lock_locked(strikes: list[bool]) -> None:
+    raw = native_lock()
+    lock, struck, until = for_with(raw), 0, time.monotonic() + 30
+    while struck < 300 and time.monotonic() < until:
+        try:
+            strikes.append(True)
+            for _ in range(1000):
+                with lock:
+                    pass
+            strikes.clear()
+        except Struck:
+            struck += 1
+        strikes.clear()
+        assert not raw.locked()
+    assert struck
