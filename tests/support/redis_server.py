@@ -9,6 +9,8 @@ import shutil
 import signal
 import socket
 import sys
+import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -17,7 +19,7 @@ import redis
 
 from tests.support.ports import free_port
 from tests.support.servers import Server
-from tests.support.waiting import freeze
+from tests.support.waiting import freeze, wait_for
 
 
 def find_redis_server() -> str | None:
@@ -149,6 +151,10 @@ class RedisServer(Server):
         new = self._folder / "clock.new"
         new.write_text(f"{seconds:+f}")
         new.replace(self._folder / "clock")  # at once: the server reads it at any time
+        if self.running:  # a Valkey can still have the time of the command before
+            with redis.Redis.from_url(self.url) as client:
+                now: Any = partial(client.eval, "return redis.call('TIME')[1]", 0)
+                wait_for(lambda: abs(int(now()) - time.time() - seconds) < 2, what="the new time")
 
     def shut_down(self) -> None:
         """SIGTERM: with save points in its config the server saves before it ends."""

@@ -248,5 +248,6 @@ def test_an_uncontended_task_passes_few_rooms_and_a_hand_over_not_many_more() ->
     counts = re.findall(r"(\d+) calls, +(\d+) modules", found.stdout)
     assert len(counts) == 4
     (calls, modules), *others = [(int(calls), int(modules)) for calls, modules in counts]
-    assert (calls <= 110, modules <= 16) == (True, True), found.stdout
-    assert max(modules for _, modules in others) <= 21, found.stdout
+    most = 17 if (3, 14) <= sys.version_info < (3, 15) else 16  # see `engine.platform.for_with`
+    assert (calls <= 110, modules <= most) == (True, True), found.stdout
+    assert max(modules for _, modules in others) <= most + 5, found.stdout
