@@ -28,7 +28,7 @@ from ..worker.beside import HeldBeside
 from ..worker.conflict import Attempt, end_unexecuted, obtain, release
 from ..worker.delivery import retry_of
 from ..worker.events import work_for
-from ..worker.message import Header, header_of, note, seconds_to
+from ..worker.message import Header, header_of, keep_for, note
 from ..worker.states import Aside, SentAgain, Waits, is_acknowledged, is_requeued
 from . import client
 
@@ -167,8 +167,8 @@ class _Execution(HeldBeside):
         sent = retry_of(self.message) if self.is_for_retries else None
         # One with another lock name has a place of its own there.
         if sent is not None and sent.header.get("order", [""])[0] == self.name:
-            ahead = seconds_to(sent.fields.get("eta")) or 0.0
-            return Successor(sent.execution_id, ahead + gap)
+            keep = keep_for(gap, sent.fields.get("eta"), sent.fields.get("expires"))
+            return Successor(sent.execution_id, keep)
         if not isinstance(error, Waits) or self.begun:
             return None
         # Under this id it comes back: a message without our header was given one of its own.

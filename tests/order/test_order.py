@@ -398,6 +398,14 @@ def held_by_another(worker, account):
 
 
 @ON_REDIS
+def test_a_retry_that_has_expired_before_it_is_due_holds_nobody_up(worker, m, account):
+    m.update.apply_async((account, 1, "retry in an hour"), expires=2)
+    began(worker, account, 1)
+    m.update.delay(account, 2)
+    assert numbers(began(worker, account, 2)) == [1, 2]
+
+
+@ON_REDIS
 def test_a_call_without_a_place_says_once_that_it_is_out_of_order_when_it_runs(worker, m, account):
     told = f"does not run in the order of 'account:{account}': it was sent without a place"
     with held_by_another(worker, account):
