@@ -10,10 +10,10 @@ tasks, so a lease that has been released no longer counts, wherever it was left 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from threading import get_ident
 
 from ..errors import LockLost
 from .lease import Lease, State
@@ -49,7 +49,7 @@ def holding(backend: Backend | None, name: str, shared: bool = False) -> Lease |
     The lease may be lost. A lease that shares the lock covers only what is to share it, too."""
     for lease in reversed(_stack.get()):
         covers = name in lease.claim.names and (shared or not lease.shares(name))
-        is_own = lease.thread is None or lease.thread == get_ident()
+        is_own = lease.thread is None or lease.thread == threading.get_ident()
         if covers and is_own and backend in (None, lease.backend) and _counts(lease):
             return lease
     return None
