@@ -331,6 +331,18 @@ def test_lock_for_is_the_lock_of_the_call_with_the_tasks_options(m, account, hel
         m.look.lock_for()
 
 
+def test_a_direct_call_that_has_waited_in_vain_says_for_how_long_it_may(m, account, held):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("celery_relock.options._PATIENCE", 0.2)
+        with pytest.raises(LockConflict, match=r"direct call waits for 0\.2 s without a lock_max"):
+            m.look(account)
+
+
+def test_a_misspelt_option_of_a_call_by_name_is_an_error_in_the_log_of_its_sender(m, caplog):
+    m.app.send_task(m.look.name, ("a",), lock_maxwait=5, countdown=600)
+    assert "no option lock_maxwait. Did you mean lock_max_wait?" in caplog.text
+
+
 def test_outside_of_a_task_a_thread_with_a_copy_of_the_context_re_enters_no_lock(m, account):
     with m.look.lock_for(account), ThreadPoolExecutor() as pool:
         assert m.look(account)[0] == f"account:{account}"
