@@ -264,6 +264,7 @@ def test_a_session_for_several_databases_is_told_to_give_the_connection(database
         with pytest.raises(LockLost):
             fence(session.connection(bind_arguments={"mapper": Payment}), "account:42", 1)
         session.rollback()
+    engine.dispose()
 
     assert database.payments() == [1]
 

@@ -23,6 +23,7 @@ def test_random_ids_have_their_length_and_do_not_repeat(make, length: int) -> No
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_draws_other_ids_than_its_parent() -> None:
     reader, writer = os.pipe()
     child = os.fork()

@@ -362,6 +362,7 @@ def test_the_handler_that_somebody_has_for_the_signal_is_still_called() -> None:
         signal.signal(signal.SIGURG, before)
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_leaves_the_body_in_peace(runs: Callable[..., Any]) -> None:
     lease = runs().held("a", lease=30.0)
     with Interruption(lease, lambda: LockLost("lost")):

@@ -120,6 +120,7 @@ def test_so_many_as_the_limit_allows_hold_it(lock: MakeLock) -> None:
     third.release()
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_holds_nothing_of_its_parents(lock: MakeLock) -> None:
     one = lock(timeout=20)
     one.acquire()

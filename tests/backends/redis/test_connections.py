@@ -214,6 +214,7 @@ def test_nothing_is_sent_and_nothing_counted_where_nobody_answers() -> None:
     assert effort.unheard == 0
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_uses_none_of_its_parents_connections(redis_url: str) -> None:
     links = list_of(redis_url)
     (mine,) = links.ask([("CLIENT", "ID")], Effort())
