@@ -323,8 +323,8 @@ def _options(cls: Any, task: Any) -> dict[str, object]:
     written = {name: _as_written(inspect.getattr_static(cls, name), task) for name in names}
     own = {name: value for name, value in vars(task).items() if name.startswith(_PREFIX)}
     # What was given to a decorator is for nobody else.
-    decorated = [each for each in OPTION_NAMES if each in vars(cls)] * ("__wrapped__" in vars(cls))
-    for name in sorted({*decorated, *filter(partial(hasattr, cls), _WITHOUT_PREFIX)}):
+    given = vars(cls).keys() & OPTION_NAMES if "__wrapped__" in vars(cls) else set()
+    for name in sorted({*given, *filter(partial(hasattr, cls), _WITHOUT_PREFIX)}):
         if _PREFIX + name not in names:
             text = "task %s has %s=%.80r, which is no option of its lock. The option is %s"
             logger.warning(text, task.name, name, getattr(cls, name), _PREFIX + name)

@@ -348,22 +348,13 @@ def _backend(
 
 
 def _unreachable(error: RelockError) -> Finding:
-    return Finding(
-        "redis",
-        ERROR,
-        str(error),
-        *(
-            (
-                "Locks there cannot be acquired; tasks do what lock_on_unavailable says.",
-                "Check that Redis runs and that relock_url leads to it, and read its log.",
-            )
-            if isinstance(error, LockUnavailable)
-            else (
-                "No lock can be acquired; tasks fail with LockConfigError.",
-                "Correct relock_url, or whatever the first line names.",
-            )
-        ),
-    )
+    if isinstance(error, LockUnavailable):
+        why = "Locks there cannot be acquired; tasks do what lock_on_unavailable says."
+        do = "Check that Redis runs and that relock_url leads to it, and read its log."
+    else:
+        why = "No lock can be acquired; tasks fail with LockConfigError."
+        do = "Correct relock_url, or whatever the first line names."
+    return Finding("redis", ERROR, str(error), why, do)
 
 
 def _of_servers(servers: list[Server], facts: dict[str, Any]) -> Iterator[Finding]:
