@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
 import math
 import re
@@ -144,26 +145,13 @@ class Here:
             echo_json(document, indent=2)
             return
         for line in lines:
-            echo(line)
-
-
-def written(text: str) -> str:
-    """A text as stdout can print it: what that cannot encode is written out (`\\u65e5`)."""
-    encoding = sys.stdout.encoding or "utf-8"
-    return text.encode(encoding, "backslashreplace").decode(encoding)
-
-
-def echo(text: str) -> None:
-    """Print a text, as stdout can."""
-    click.echo(written(text))
+            click.echo(line)
 
 
 def echo_json(document: Any, indent: int | None = None) -> None:
-    """Print a JSON document. What stdout cannot encode becomes an escape of JSON."""
-    try:
-        click.echo(json.dumps(document, ensure_ascii=False, indent=indent))
-    except UnicodeEncodeError:
-        click.echo(json.dumps(document, indent=indent))
+    """Print a JSON document, with escapes of JSON where stdout may not encode all characters."""
+    is_utf = (sys.stdout.encoding or "").lower().startswith("utf")
+    click.echo(json.dumps(document, ensure_ascii=not is_utf, indent=indent))
 
 
 def command(function: Callable[..., int]) -> click.Command:
@@ -183,6 +171,8 @@ def command(function: Callable[..., int]) -> click.Command:
         namespace: str | None,
         **parameters: Any,
     ) -> None:
+        if isinstance(sys.stdout, io.TextIOWrapper):  # what it cannot encode is written out
+            sys.stdout.reconfigure(errors="backslashreplace")
         _check_text((redis, namespace, *parameters.values()))
         here = Here(getattr(ctx.obj, "app", None), redis, namespace, as_json)
         try:

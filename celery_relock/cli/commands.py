@@ -13,7 +13,7 @@ from ..admin import SHOWN, Holder, LockInfo, Waiter, Why
 from ..engine.events import duration
 from ..engine.protocol import LINE, MARKER
 from ..errors import LockConfigError, LockUnavailable, RelockError
-from .base import AT_LEAST_0, FOUND, NOT_FOUND, Here, command, echo, given, plain, shown, table
+from .base import AT_LEAST_0, FOUND, NOT_FOUND, Here, command, given, plain, shown, table
 
 _MANY = 1000
 
@@ -87,7 +87,7 @@ def release(here: Here, name: str, task_id: str | None, yes: bool) -> int:
         if here.json or not sys.stdin.isatty():
             raise click.UsageError("give --yes: there is no terminal to ask at")
         locks = _with_order(here, name, 10)
-        echo("\n".join(_shown_all(locks)))
+        click.echo("\n".join(_shown_all(locks)))
         if all(each.idle for each in locks) or not click.confirm("Release it by force?"):
             return NOT_FOUND
     released = here.locks.release(name, task_id)

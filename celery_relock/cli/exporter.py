@@ -41,7 +41,7 @@ def exporter(here: Here, port: int, addr: str) -> int:
         server = prometheus.serve(here.locks, port, addr)
     except OSError as error:
         raise LockConfigError(f"cannot listen on {addr}:{port}: {error.strerror}") from error
-    # `echo` flushes, in a pipe too: with port 0 nothing else tells the port.
+    # `click.echo` flushes, in a pipe too: with port 0 nothing else tells the port.
     host = f"[{addr}]" if ":" in addr else addr
     url = f"http://{host}:{server.server_port}/metrics"
     here.show({"url": url}, [f"serving {url}"])

@@ -11,7 +11,7 @@ from itertools import islice
 import click
 
 from ..admin import LockInfo, Stats
-from .base import AT_LEAST_0, FOUND, SECONDS, Here, command, echo, echo_json, plain, written
+from .base import AT_LEAST_0, FOUND, SECONDS, Here, command, echo_json, plain
 from .commands import rows_of
 
 # Locks to show: a screen has no room for more.
@@ -67,7 +67,7 @@ def _screen(locks: list[LockInfo]) -> list[str]:
 def _draw(screens: Iterator[list[str]]) -> None:
     if not sys.stdout.isatty() or os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
         for lines in screens:
-            echo("\n".join([*lines, ""]))
+            click.echo("\n".join([*lines, ""]))
         return
     try:
         from rich.live import Live
@@ -75,8 +75,8 @@ def _draw(screens: Iterator[list[str]]) -> None:
     except ImportError:
         for lines in screens:
             click.clear()
-            echo("\n".join(lines))
+            click.echo("\n".join(lines))
         return
     with Live(screen=True, auto_refresh=False) as live:
         for lines in screens:
-            live.update(Text(written("\n".join(lines))), refresh=True)
+            live.update(Text("\n".join(lines)), refresh=True)
