@@ -248,14 +248,12 @@ class _Ahead:
 _Words: TypeAlias = tuple[str, str, str, tuple[int, ...]]
 
 
+@dataclass(slots=True, eq=False)
 class _Ear:
     """A listener of an inbox."""
 
-    __slots__ = ("bell", "heard")
-
-    def __init__(self) -> None:
-        self.heard: deque[_Words] = deque()
-        self.bell = Event()
+    heard: deque[_Words] = field(default_factory=deque)
+    bell: Event = field(default_factory=Event)
 
     def pass_on(self, hear: Callable[[Notice], None]) -> None:
         """Tell what was heard since the last time."""

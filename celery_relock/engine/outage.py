@@ -36,17 +36,6 @@ class Outage:
         failures: how many tries in a row have failed.
     """
 
-    __slots__ = (
-        "_failed_at",
-        "_said_at",
-        "_say",
-        "_since",
-        "_tried_at",
-        "_what",
-        "error",
-        "failures",
-    )
-
     def __init__(self, what: str, say: Say = lambda call: call()) -> None:
         self._what = what
         self._say = say

@@ -18,6 +18,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 from redis import CredentialProvider
@@ -94,6 +95,7 @@ class Replicas(NamedTuple):
 NONE = Replicas()
 
 
+@dataclass(slots=True)
 class Effort:
     """The time that a command can take, and the tries that it took.
 
@@ -105,13 +107,10 @@ class Effort:
         sent: when the last try was sent (`time.monotonic()`). A lease counts from then.
     """
 
-    __slots__ = ("once", "sent", "unheard", "within")
-
-    def __init__(self, within: float | None = None, once: bool = False) -> None:
-        self.within = within
-        self.once = once
-        self.unheard = 0
-        self.sent = 0.0
+    within: float | None = None
+    once: bool = False
+    unheard: int = 0
+    sent: float = 0.0
 
 
 class Connections:

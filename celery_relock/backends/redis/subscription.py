@@ -199,20 +199,21 @@ class ClusterInbox:
                 self._bell.release()
 
 
+@dataclass(eq=False)
 class _Ear:
-    """A thread that listens at one node: for which buckets, whether it must end, why it ended."""
+    """A thread that listens at one node: for which buckets, after which other, whether it must end,
+    why it ended."""
 
-    def __init__(self, buckets: Sequence[int], before: _Ear | None) -> None:
-        self.buckets = buckets
-        self.over = False
-        self.error: RelockError | None = None
-        self.again_at = 0.0
-        self._before = before
+    buckets: Sequence[int]
+    before: _Ear | None
+    over: bool = False
+    error: RelockError | None = None
+    again_at: float = 0.0
 
     def hears(self) -> None:
-        if self._before is not None:
-            self._before.over = True
-            self._before = None
+        if self.before is not None:
+            self.before.over = True
+            self.before = None
 
     def fails(self, error: RelockError) -> None:
         self.hears()
