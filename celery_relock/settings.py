@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from .engine import events
 from .engine.protocol import REMEMBER
 from .errors import LockConfigError
+from .naming.callables import called
 from .options import OPTION_NAMES, unknown
 
 _PREFIX = "relock_"
@@ -149,14 +149,7 @@ def name_prefix(app: Any) -> str | Callable[[], str]:
         return _text(app.conf, "relock_prefix") or ""
 
     def prefix() -> str:
-        try:
-            made = value()
-        except Exception as error:
-            if events.is_thrown_in(error):
-                raise
-            raise LockConfigError(
-                f"settings: the callable in relock_prefix failed: {error!r}"
-            ) from error
+        made = called("settings: the callable in relock_prefix", value)
         if isinstance(made, str):
             return made
         raise LockConfigError(

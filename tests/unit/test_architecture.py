@@ -50,7 +50,7 @@ ARROWS: dict[str, set[str]] = {
         "declaration", "engine", "errors", "naming", "options", "settings", "task", "worker",
     },
     "declaration": {"engines", "engine", "errors", "naming", "options", "settings", "worker"},
-    "settings": {"engine", "errors", "options"},
+    "settings": {"engine", "errors", "naming", "options"},
     "options": {"engine", "errors", "naming"},
     "naming": {"errors", "engine"},
     "engines": {"engine", "backends", "errors"},
