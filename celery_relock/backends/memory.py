@@ -244,22 +244,12 @@ class _Ahead:
     look: float = float("inf")
 
 
-# Kind, execution, attempt, and a fencing token for each lock, as in a `Notice`.
-_Words: TypeAlias = tuple[str, str, str, tuple[int, ...]]
-
-
 @dataclass(slots=True, eq=False)
 class _Ear:
     """A listener of an inbox."""
 
-    heard: deque[_Words] = field(default_factory=deque)
+    heard: deque[Notice] = field(default_factory=deque)
     bell: Event = field(default_factory=Event)
-
-    def pass_on(self, hear: Callable[[Notice], None]) -> None:
-        """Tell what was heard since the last time."""
-        while self.heard:
-            kind, execution_id, attempt_id, fences = self.heard.popleft()
-            hear(Notice(kind, execution_id, attempt_id, fences[0] if fences else 0))
 
 
 @dataclass(slots=True)
@@ -542,7 +532,7 @@ class _Command:
         else:
             place.untold = True
             self.state.owed[request.home].setdefault(execution_id, self.now)
-            self.tell("parked", ("parked", execution_id, request.home, ()))
+            self.tell("parked", Notice("parked", execution_id, request.home))
             self._untold.append(place)
         # A burst is published, not executed: without a report the broker cannot be reached.
         is_burst = next(iter(place.limits)).startswith(DEBOUNCE)
@@ -647,7 +637,7 @@ class _Command:
             new = self.next_fence() if fence is None and new is None else new
             fences[name] = new if fence is None else fence
         told = tuple(fence for fence in fences.values() if fence is not None)
-        granted = ("granted", execution_id, place.attempt_id, told)
+        granted = Notice("granted", execution_id, place.attempt_id, told[0])
         if execution_id != caller and not self.tell(place.inbox, granted):
             place.unheard = self.now if place.unheard is None else place.unheard
             if self.now - place.unheard < place.life:
@@ -796,7 +786,7 @@ class _Command:
         """Let in a call whose turn has come. Its fencing token is its ticket, which proves that no
         later call overtook it. If its message can come again, its place stays in front."""
         fence = place.ticket or self.next_fence()
-        granted = ("granted", place.execution_id, place.attempt_id, (fence,))
+        granted = Notice("granted", place.execution_id, place.attempt_id, fence)
         if place.execution_id != caller and not self.tell(place.inbox, granted):
             return  # its next heartbeat asks
         lock.write(place.execution_id, self.hold_of(place, fence, place.lease, shared=False))
@@ -1018,11 +1008,11 @@ class _Command:
 
     # --- inboxes ----------------------------------------------------------------------------------
 
-    def tell(self, inbox: str, words: _Words) -> bool:
-        """Put words into an inbox. False if nobody listens there."""
+    def tell(self, inbox: str, notice: Notice) -> bool:
+        """Put a notice into an inbox. False if nobody listens there."""
         ears = self.state.ears.get(inbox, ())
         for ear in ears:
-            ear.heard.append(words)
+            ear.heard.append(notice)
             ear.bell.set()
         return bool(ears)
 
@@ -1347,7 +1337,7 @@ class _Acquire(_Command):
         lock.queue[self.me].call = call.task_id if place is None else place.call
         self.remember(call.call_id, "*", REMEMBER_CALL)
         if place is None and self.request is not None:
-            self.tell("parked", ("parked", self.me, self.request.home, ()))
+            self.tell("parked", Notice("parked", self.me, self.request.home))
         elif pause is None:
             self.state.due["l", lock.name] = now
         return Parked(0)
@@ -1576,7 +1566,7 @@ class MemoryBackend:
             for each, hold in list(lock.holds.items()):
                 if execution_id in ("", each):
                     del lock.holds[each]
-                    command.tell(hold.inbox, ("lost", each, hold.attempt_id, ()))
+                    command.tell(hold.inbox, Notice("lost", each, hold.attempt_id))
                     released.append(HoldInfo(each, 0.0, hold.fence, "", hold.owner, hold.label))
                     command.leave_line(lock, each)
             head = next(iter(lock.queue), "")
@@ -1600,7 +1590,8 @@ class MemoryBackend:
             while wanted():
                 ear.bell.wait(_STILL_WANTED)
                 ear.bell.clear()
-                ear.pass_on(hear)
+                while ear.heard:
+                    hear(ear.heard.popleft())
 
     @contextmanager
     def ear(self, inbox: str) -> Iterator[_Ear]:

@@ -10,7 +10,7 @@ local COMES_AGAIN = 'again+'
 -- in front until its execution has ended.
 local function let_into_line(call, lock, execution, waiter, caller)
   local fence = string.format('%.0f', redis.call('ZSCORE', lock.queue, execution))
-  local hears = execution == caller or Queue.notify(call, execution, waiter, { fence })
+  local hears = execution == caller or Queue.notify(call, execution, waiter, fence)
   if not hears then
     return  -- its next heartbeat asks
   end

@@ -207,9 +207,9 @@ end
 -- Notify a waiter of its grant. False if nobody listens: the process is gone, or not connected for now.
 -- A server that cannot write stops the script before the message is sent: the waiter would work without a
 -- hold. (A grant that joins a permit has written nothing so far.)
-function Queue.notify(call, execution, waiter, fences)
+function Queue.notify(call, execution, waiter, fence)
   Base.write_without_memory(call.prefix)
-  local message = table.concat({ 'granted', execution, waiter.attempt, unpack(fences) }, ' ')
+  local message = table.concat({ 'granted', execution, waiter.attempt, fence }, ' ')
   return publish(call.prefix .. 'i:' .. waiter.inbox, message) ~= 0
 end
 

@@ -90,7 +90,7 @@ local function let_in(call, lock, execution, waiter, fences, caller)
     fences[i] = joined or fence
   end
   local lease = waiter.lease
-  if execution ~= caller and not Queue.notify(call, execution, waiter, fences) then
+  if execution ~= caller and not Queue.notify(call, execution, waiter, fences[1]) then
     if not is_unheard_for_long(call, lock, execution, waiter) then
       return false
     end

@@ -246,8 +246,8 @@ class Model(ParkedRuns):
             of = place.attempt_id, place.owner, joined or self.last_permit, place.limits[name]
             self._hold(name, run, *of)
         if run != caller and hears:
-            told = [self.holds[name][run].permit for name in permits]
-            self.messages.append((place.inbox, "granted", run, place.attempt_id, told))
+            told = self.holds[next(iter(permits))][run].permit
+            self.messages.append((place.inbox, "granted", run, place.attempt_id, [told]))
         return True
 
     def _admission(

@@ -23,8 +23,8 @@ class Ear:
         """All messages since the last call, as Redis has them."""
         found = []
         while self._ear.heard:
-            *words, fences = self._ear.heard.popleft()
-            found.append(" ".join([*words, *map(str, fences)]))
+            *words, fence = self._ear.heard.popleft()
+            found.append(" ".join([*words, str(fence)] if fence else words))
         return found
 
     def leave(self) -> None:
