@@ -216,45 +216,37 @@ def label_of(work: str, task_id: str = "") -> str:
 
 def describe_conflict(name: str, answer: Answer) -> str:
     """`the lock … is held by … for …`, from what the backend answered."""
-    if isinstance(answer, Conflict) and answer.name.startswith(LINE):
+    if isinstance(answer, Duplicate):
+        what = f"holds or awaits the lock {name!r}"
+        if name.startswith(LINE):
+            what = f"has its turn or awaits it in the order of {name.removeprefix(LINE)!r}"
+        left = f"for {answer.remaining:.0f} s more if it has died"
+        return f"another copy of this execution {what} ({answer.label}), {left}"
+    if not isinstance(answer, Conflict):
+        return f"the lock {name!r} is held by another execution"
+    if answer.name.startswith(LINE):
         return (
             f"calls that were sent before are to run first for {answer.name.removeprefix(LINE)!r} "
             f"(lock_order), {answer.waiting} wait or are on their way"
             + (f"; now it is the turn of {answer.label}" if answer.label else "")
         )
-    if isinstance(answer, Conflict) and answer.owner.startswith(COOLDOWN):
-        return (
-            f"the lock {answer.name!r} cools down for {answer.remaining:.1f} s more "
-            f"(lock_cooldown), after {answer.label or 'an unnamed holder'}"
-            + (f", {answer.waiting} waiting for it" if answer.waiting else "")
-        )
-    if isinstance(answer, Conflict) and answer.fence:
+    who = answer.label or "an unnamed holder"
+    if answer.owner.startswith(COOLDOWN):
+        text = f"cools down for {answer.remaining:.1f} s more (lock_cooldown), after {who}"
+    elif answer.fence:
         held = duration(time.time() - answer.fence / 1e6)
         # Who began to share the lock may have gone long ago.
         how = ("shared", "without a break for") if answer.shared else ("held", "for")
-        return (
-            f"the lock {answer.name!r} is {how[0]} by {answer.label or 'an unnamed holder'} "
-            f"(workflow {ids.full(answer.owner)}) {how[1]} {held}, "
-            f"its lease has {answer.remaining:.0f} s left"
-            + (OUTRANKED if answer.outranked else "")
-            + (f", {answer.waiting} waiting for it" if answer.waiting else "")
+        text = (
+            f"is {how[0]} by {who} (workflow {ids.full(answer.owner)}) {how[1]} {held}, "
+            f"its lease has {answer.remaining:.0f} s left" + (OUTRANKED if answer.outranked else "")
         )
-    if isinstance(answer, Conflict) and not answer.waiting:
-        return f"the lock {answer.name!r} was acquired, but its lease ended before the answer came"
-    if isinstance(answer, Conflict):
+    elif answer.waiting:
         return f"the lock {answer.name!r} is free, but {answer.waiting} waiters are ahead"
-    if isinstance(answer, Duplicate) and name.startswith(LINE):
-        return (
-            "another copy of this execution has its turn or awaits it in the order of "
-            f"{name.removeprefix(LINE)!r} ({answer.label}), "
-            f"for {answer.remaining:.0f} s more if it has died"
-        )
-    if isinstance(answer, Duplicate):
-        return (
-            f"another copy of this execution holds or awaits the lock {name!r} ({answer.label}), "
-            f"for {answer.remaining:.0f} s more if it has died"
-        )
-    return f"the lock {name!r} is held by another execution"
+    else:
+        text = "was acquired, but its lease ended before the answer came"
+    waiting = f", {answer.waiting} waiting for it" if answer.waiting else ""
+    return f"the lock {answer.name!r} {text}{waiting}"
 
 
 def describe_full(answer: Full) -> str:
