@@ -229,13 +229,14 @@ def parse(raw: object) -> Header | None:
     if not isinstance(raw, Mapping) or raw.get("v") != VERSION:
         return None
     said = {}
-    try:
-        for name, value in raw.items():
-            if name in _READ:
-                said[name] = _READ[name](value)
-        return Header(**said)
-    except (TypeError, ValueError):
-        return None
+    for name, read in _READ.items():
+        if name in raw:
+            try:
+                said[name] = read(raw[name])
+            except (TypeError, ValueError):
+                if name in _OF_EXECUTION:
+                    return None
+    return Header(**said) if "execution_id" in said else None
 
 
 def _is(*kinds: type) -> Callable[[Any], Any]:
@@ -251,16 +252,6 @@ def _id(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(value)
     return ids.short(value)
-
-
-def _or(default: Any, read: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def tried(value: Any) -> Any:
-        try:
-            return read(value)
-        except (TypeError, ValueError):
-            return default
-
-    return tried
 
 
 def _dedup(value: Any) -> tuple[str, str]:
@@ -286,17 +277,19 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "attempts": _is(int),
     "since": lambda value: float(_is(int, float)(value)),
     "own": lambda value: value is not False,
-    "parked": _or("", _is(str)),
-    "first": _or("", lambda value: _id(value) if value else ""),
-    "receiver": _or("", _is(str)),
-    "options": _or({}, _is(Mapping)),
-    "prefix": _or(None, _is(str)),
-    "ancestors": _or((), _ancestors_in),
-    "kept": _or((), _kept),
-    "dedup": _or(None, _dedup),
-    "order": _or(None, _order),
-    "workflow_locks": _or((), lambda value: tuple(map(_is(Mapping), _is(list, tuple)(value)))),
+    "parked": _is(str),
+    "first": lambda value: _id(value) if value else "",
+    "receiver": _is(str),
+    "options": _is(Mapping),
+    "prefix": _is(str),
+    "ancestors": _ancestors_in,
+    "kept": _kept,
+    "dedup": _dedup,
+    "order": _order,
+    "workflow_locks": lambda value: tuple(map(_is(Mapping), _is(list, tuple)(value))),
 }
+# Those that tell the execution.
+_OF_EXECUTION = ("execution_id", "attempts", "since")
 
 
 def write_header(
