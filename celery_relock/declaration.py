@@ -131,9 +131,10 @@ def engine_of(app: Any) -> Engine:
         found = _place_of(app)
         engine = _engine_at(found)
         with _guard.lock:  # another app may come to the same engine in another thread
-            if not isinstance(engine.parking.sender, Outbox):
-                engine.parking.sender = Outbox(engine.backend.consumed)
-            engine.parking.sender.add(app)
+            outbox = engine.parking.sender
+            if not isinstance(outbox, Outbox):
+                outbox = engine.parking.sender = Outbox(engine.backend.consumed)
+            outbox.add(app)
         _engines[app] = known = found, engine
     return known[1]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any
 
 from ..errors import LockUnavailable
 from . import events, ids
@@ -21,10 +20,6 @@ class Sender:
     """
 
     home = ""
-
-    def add(self, app: Any) -> None:
-        """Publish this app's messages as well."""
-        raise NotImplementedError
 
     def send(self, message: Message) -> None:
         """Publish the message. Raises whatever the broker's client raises."""

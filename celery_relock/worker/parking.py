@@ -546,7 +546,7 @@ class Outbox(Sender):
         self.home = ""
 
     def add(self, app: Celery) -> None:
-        app = app._get_current_object() if isinstance(app, Proxy) else app
+        """Send this app's messages as well."""
         if all(known() is not app for known in self._apps):
             self._apps.append(ref(app, self._know_homes))
             self._know_homes()
