@@ -197,16 +197,10 @@ class NamedLock(Generic[Client]):
         _check_wait(self.blocking_timeout, self.name)
         given: object = limit
         if isinstance(given, bool) or not isinstance(given, int) or limit < 1:
-            raise LockConfigError(
-                f"Lock {self.name!r}: limit={limit!r} cannot be used. Use a whole number from 1.",
-                name=self.name,
-            )
+            raise _refused(self.name, f"limit={limit!r}", "a whole number from 1")
         if mode not in MODES or (mode == "shared" and limit != 1):
-            raise LockConfigError(
-                f"Lock {self.name!r}: mode={mode!r} with limit={limit!r} cannot be used. Use "
-                '"exclusive", or "shared" without a limit.',
-                name=self.name,
-            )
+            what = f"mode={mode!r} with limit={limit!r}"
+            raise _refused(self.name, what, '"exclusive", or "shared" without a limit')
         self._engine = (
             redis
             if isinstance(redis, Engine)
@@ -483,11 +477,8 @@ def has(state: LockState, lease: Lease) -> bool:
 def check_length(seconds: Any, where: str, name: str) -> None:
     """Raise LockConfigError if a lease cannot have this length."""
     if not _is_number(seconds) or not _SHORTEST <= seconds <= LONGEST:
-        raise LockConfigError(
-            f"Lock {name!r}: {where} cannot be used. Use a lease of {_SHORTEST} s to ten years, "
-            "as a number of seconds.",
-            name=name,
-        )
+        use = f"a lease of {_SHORTEST} s to ten years, as a number of seconds"
+        raise _refused(name, where, use)
 
 
 def _is_number(seconds: Any) -> bool:
@@ -499,20 +490,18 @@ def _check_wait(seconds: Any, name: str) -> None:
     with suppress(OverflowError):
         if seconds is None or (isinstance(seconds, int | float) and not math.isnan(seconds)):
             return
-    raise LockConfigError(
-        f"Lock {name!r}: blocking_timeout={seconds!r:.80} cannot be used. Use seconds, or None to "
-        "wait without a bound.",
-        name=name,
-    )
+    use = "seconds, or None to wait without a bound"
+    raise _refused(name, f"blocking_timeout={seconds!r:.80}", use)
 
 
 def _owner_id(owner: Any, name: str) -> str:
     if not isinstance(owner, str):
-        raise LockConfigError(
-            f"Lock {name!r}: owner={owner!r:.80} cannot be used. Use text.",
-            name=name,
-        )
+        raise _refused(name, f"owner={owner!r:.80}", "text")
     return ids.short(owner)
+
+
+def _refused(name: str, what: str, use: str) -> LockConfigError:
+    return LockConfigError(f"Lock {name!r}: {what} cannot be used. Use {use}.", name=name)
 
 
 def as_text(value: str | bytes, what: str) -> str:
