@@ -93,22 +93,15 @@ _LEVELS = {
 }
 
 
-# Each listener, with the kinds that it wants; None for all.
-_subscriptions: list[tuple[Listener, Container[str] | None]] = []
+# Each listener, with the kinds that it wants.
+_subscriptions: list[tuple[Listener, Container[str]]] = []
 _thrown_in: tuple[type[Exception], ...] = (LockLost,)
 
 
-def subscribe(listener: Listener, kinds: Container[str] | None = None) -> Callable[[], None]:
-    """Call `listener` at every event, or those of these kinds, maybe from another thread. A set of
-    kinds may change later. Returns a function that ends the subscription."""
-    ours = listener, kinds
-    _subscriptions.append(ours)
-
-    def end() -> None:
-        # By identity: the same listener may be there twice, and is ended once.
-        _subscriptions[:] = [each for each in _subscriptions if each is not ours]
-
-    return end
+def subscribe(listener: Listener, kinds: Container[str]) -> None:
+    """Call `listener` at every event of these kinds, maybe from another thread. A set of kinds may
+    change later."""
+    _subscriptions.append((listener, kinds))
 
 
 def let_through(kind: type[Exception]) -> None:
@@ -130,7 +123,7 @@ def wanted(kind: str) -> bool:
     if logger.isEnabledFor(_LEVELS.get(kind, logging.WARNING)):
         return True
     for _, kinds in _subscriptions:  # noqa: SIM110 - asked twice a lock: a generator takes as long again
-        if kinds is None or kind in kinds:
+        if kind in kinds:
             return True
     return False
 
@@ -144,7 +137,7 @@ def tell(event: LockEvent) -> None:
         logger.log(level, "%s", sentence(event), extra=_facts(event))
     for listener, kinds in tuple(_subscriptions):
         try:
-            if kinds is None or event.kind in kinds:
+            if event.kind in kinds:
                 listener(event)
         except _thrown_in:
             raise

@@ -726,9 +726,9 @@ def test_of_ten_thousand_waiters_the_first_are_shown_and_all_are_counted(
     try:
         desk.fence("e", names=("a",))
         desk.park("w0", names=("a",), task="t0")
-        record, queue = client.hget(desk.keys.waiters("a"), "w0"), desk.keys.queue("a")
+        record, queue = client.hget(desk.keys.of_lock("w", "a"), "w0"), desk.keys.of_lock("q", "a")
         more = [f"w{number}" for number in range(1, 10_000)]
-        client.hset(desk.keys.waiters("a"), mapping=dict.fromkeys(more, record))
+        client.hset(desk.keys.of_lock("w", "a"), mapping=dict.fromkeys(more, record))
         client.zadd(queue, {name: 2e15 + at for at, name in enumerate(more)})
         locks = Locks(redis_url, namespace)
         client.config_resetstat()

@@ -17,7 +17,7 @@ import pytest
 
 from celery_relock.asyncio import Lock
 from celery_relock.engine import asyncio as engine_asyncio
-from celery_relock.engine import crash, events
+from celery_relock.engine import crash
 from celery_relock.engine.crash import journal
 from celery_relock.engine.engine import MOST_CALLS, Engine
 from celery_relock.engine.protocol import Claim, LockState
@@ -26,6 +26,7 @@ from celery_relock.engine.wakeup import Inbox
 from celery_relock.errors import LockUnavailable
 from tests.support import RedisServer, wait_for
 from tests.support.coroutines import run, until
+from tests.support.listening import subscribe
 from tests.support.proxy import Proxy
 
 MakeLock = Callable[..., Lock]
@@ -150,7 +151,7 @@ async def wherever_it_is_cancelled(
 ) -> None:
     """Cancel it at each `await`, and see that nothing is left."""
     told: dict[str, list[str]] = defaultdict(list)
-    end = events.subscribe(lambda event: told[event.execution_id].append(event.kind))
+    end = subscribe(lambda event: told[event.execution_id].append(event.kind))
 
     async def at(number: int, fresh: bool) -> int:
         engine = lock()._engine

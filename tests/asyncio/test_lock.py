@@ -24,7 +24,6 @@ import celery_relock
 from celery_relock import LockedTask
 from celery_relock.asyncio import Lock
 from celery_relock.engine import asyncio as coroutines
-from celery_relock.engine import events
 from celery_relock.engine.asyncio import TaskLease
 from celery_relock.engine.engine import MOST_CALLS
 from celery_relock.engine.lease import WAITER_LEASE
@@ -34,6 +33,7 @@ from celery_relock.errors import LockConfigError, LockUnavailable
 from celery_relock.lock import LockNeverFree, LockNotAcquired, LockNotOwned, LockNotTaken
 from tests.support import RedisServer, programs, wait_for
 from tests.support.coroutines import run, until
+from tests.support.listening import subscribe
 from tests.support.proxy import Proxy
 from tests.support.redis_server import calls_of
 
@@ -413,7 +413,7 @@ def test_who_is_told_of_a_lock_finds_the_context_of_its_coroutine(lock: MakeLock
         async with lock():
             pass
 
-    end = events.subscribe(lambda event: found.append((event.kind, request.get())))
+    end = subscribe(lambda event: found.append((event.kind, request.get())))
     try:
         run(main())
     finally:

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import redis
 
-from celery_relock.engine import events
 from celery_relock.engine.engine import Engine
 from celery_relock.engine.events import LockEvent
 from celery_relock.engine.renewal import keepalive
 from celery_relock.lock import Lock
 from tests.support import RedisServer
 from tests.support.backends import backend_of
+from tests.support.listening import subscribe
 from tests.support.proxy import Proxy
 from tests.support.runs import Runs
 
@@ -32,7 +32,7 @@ def nothing_left_behind() -> Iterator[None]:
 def told() -> Iterator[list[LockEvent]]:
     """Every event about a lock, as it is told."""
     heard: list[LockEvent] = []
-    end = events.subscribe(heard.append)
+    end = subscribe(heard.append)
     yield heard
     end()
 
@@ -41,7 +41,7 @@ def told() -> Iterator[list[LockEvent]]:
 def lost() -> Iterator[list[LockEvent]]:
     """The losses of locks, as they are told."""
     heard: list[LockEvent] = []
-    end = events.subscribe(heard.append, {"lost"})
+    end = subscribe(heard.append, {"lost"})
     yield heard
     end()
 

@@ -13,6 +13,7 @@ import pytest
 from celery_relock.engine import events
 from celery_relock.engine.events import LockEvent, Work
 from celery_relock.errors import LockLost
+from tests.support.listening import subscribe
 
 LOST = LockEvent("lost", ("a", "b"), "run", "workflow", 17, "it was taken", 12.5)
 
@@ -55,28 +56,16 @@ def test_what_happens_to_every_lock_is_told_quietly(
     assert re.fullmatch(f"lock 'a' {kind}: owner workflow", record.getMessage())
 
 
-def test_listeners_hear_in_their_order_until_they_end_it() -> None:
+def test_listeners_hear_in_their_order() -> None:
     heard: list[str] = []
-    end_first = events.subscribe(lambda event: heard.append(f"first {event.kind}"))
-    end_second = events.subscribe(lambda event: heard.append(f"second {event.kind}"))
+    end_first = subscribe(lambda event: heard.append(f"first {event.kind}"))
+    end_second = subscribe(lambda event: heard.append(f"second {event.kind}"))
     events.tell(LOST)
     end_first()
     events.tell(LOST)
     end_second()
     events.tell(LOST)
     assert heard == ["first lost", "second lost", "second lost"]
-
-
-def test_a_listener_that_is_there_twice_ends_once_for_each_and_ending_again_is_no_error() -> None:
-    heard: list[LockEvent] = []
-    ends = [events.subscribe(heard.append), events.subscribe(heard.append)]
-    ends[0]()
-    ends[0]()
-    events.tell(LOST)
-    assert heard == [LOST]
-    ends[1]()
-    events.tell(LOST)
-    assert heard == [LOST]
 
 
 def test_a_listener_that_fails_is_logged_and_takes_nothing_from_the_others(
@@ -86,27 +75,12 @@ def test_a_listener_that_fails_is_logged_and_takes_nothing_from_the_others(
         raise RuntimeError("boom")
 
     heard: list[LockEvent] = []
-    ends = [events.subscribe(fail), events.subscribe(heard.append)]
+    ends = [subscribe(fail), subscribe(heard.append)]
     events.tell(LOST)
     for end in ends:
         end()
     assert heard == [LOST]
     assert any("a listener for lock events failed" in r.getMessage() for r in log.records)
-
-
-def test_a_listener_may_end_itself_while_it_is_told() -> None:
-    heard: list[str] = []
-
-    def once(event: LockEvent) -> None:
-        heard.append("once")
-        end()
-
-    end = events.subscribe(once)
-    end_other = events.subscribe(lambda event: heard.append("other"))
-    events.tell(LOST)
-    events.tell(LOST)
-    end_other()
-    assert heard == ["once", "other", "other"]
 
 
 def test_nothing_is_made_of_an_event_that_nobody_would_hear(
@@ -115,7 +89,7 @@ def test_nothing_is_made_of_an_event_that_nobody_would_hear(
     with caplog.at_level(logging.WARNING, "celery_relock"):
         assert not events.wanted("acquired")
         assert events.wanted("lost")
-        end = events.subscribe(lambda event: None)
+        end = subscribe(lambda event: None)
         assert events.wanted("acquired")
         end()
         assert not events.wanted("acquired")
@@ -158,7 +132,7 @@ def test_a_listener_hears_the_kinds_that_it_wants_and_others_are_not_made_for_it
 ) -> None:
     heard: list[str] = []
     with caplog.at_level(logging.ERROR, "celery_relock"):
-        end = events.subscribe(lambda event: heard.append(event.kind), {"lost"})
+        end = subscribe(lambda event: heard.append(event.kind), {"lost"})
         assert events.wanted("lost")
         assert not events.wanted("acquired")
         events.tell(LockEvent("acquired", ("a",), "run", "workflow"))
@@ -171,7 +145,7 @@ def test_a_loss_that_interrupts_a_listener_goes_on_to_the_work_that_it_is_for() 
     def interrupted(event: LockEvent) -> None:
         raise LockLost("the lock around this one was lost")
 
-    end = events.subscribe(interrupted)
+    end = subscribe(interrupted)
     try:
         with pytest.raises(LockLost):
             events.tell(LOST)

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import redis
 
-from celery_relock.engine import events
 from celery_relock.engine import lease as lease_module
 from celery_relock.engine.events import LockEvent
 from celery_relock.engine.lease import Lease
@@ -24,6 +23,7 @@ from celery_relock.engine.renewal import keepalive
 from celery_relock.errors import LockUnavailable
 from tests.support import RedisServer, programs, wait_for
 from tests.support.gate import gated
+from tests.support.listening import subscribe
 from tests.support.long import LONG
 from tests.support.proxy import Proxy
 from tests.support.redis_server import calls_of
@@ -359,7 +359,7 @@ def test_a_slow_listener_holds_up_no_lease(
 ) -> None:
     process = runs()
     let_go = threading.Event()
-    end = events.subscribe(lambda event: event.kind == "lost" and let_go.wait(60))
+    end = subscribe(lambda event: event.kind == "lost" and let_go.wait(60))
     try:
         gone = process.held("gone", lease=1.0)
         kept = process.held("kept")

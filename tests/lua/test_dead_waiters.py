@@ -74,7 +74,7 @@ def test_all_the_dead_go_at_once(desk):
 
     assert words(inbox.heard()) == [["granted", "r2"]]
     assert desk.waiters() == []
-    assert desk.client.exists(desk.keys.waiters("a")) == 0
+    assert desk.client.exists(desk.keys.of_lock("w", "a")) == 0
 
 
 def test_frozen_waiters_that_are_connected_cost_one_lease_in_total(desk):
@@ -111,7 +111,7 @@ def test_a_place_without_a_record_is_cleared_away(desk):
     desk.fence("r1")
     desk.queue("lost")
     desk.queue("r2", inbox="p")
-    desk.client.hdel(desk.keys.waiters("a"), "lost")
+    desk.client.hdel(desk.keys.of_lock("w", "a"), "lost")
 
     desk.release("r1")
 
@@ -123,10 +123,10 @@ def test_a_long_row_of_the_dead_is_worked_off_in_parts(desk):
     desk.fence("r1")
     desk.queue("frozen")
     desk.lapse_place("frozen")
-    record = desk.client.hget(desk.keys.waiters("a"), "frozen")
+    record = desk.client.hget(desk.keys.of_lock("w", "a"), "frozen")
     dead = {f"dead{i}": i for i in range(700)}
-    desk.client.zadd(desk.keys.queue("a"), dead)
-    desk.client.hset(desk.keys.waiters("a"), mapping=dict.fromkeys(dead, record))
+    desk.client.zadd(desk.keys.of_lock("q", "a"), dead)
+    desk.client.hset(desk.keys.of_lock("w", "a"), mapping=dict.fromkeys(dead, record))
 
     desk.release("r1")
     assert len(desk.waiters()) == 701 - 256

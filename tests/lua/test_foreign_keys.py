@@ -23,9 +23,7 @@ KEYS = ["lock", "queue", "waiters", "ends", "fences", "owners"]
 
 def key_of(desk, which, name):
     """A key of a lock. The last three are the index of a lock with many holds."""
-    if which in ("ends", "fences", "owners"):
-        return desk.keys.lock(name).replace(":l:", f":{which[0]}:")
-    return getattr(desk.keys, which)(name)
+    return desk.keys.of_lock(which[0], name)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -78,7 +76,7 @@ def test_a_garbled_place_is_passed_over(desk):
     desk.fence("r1")
     for number, junk in enumerate((b"{", b"[1, 2]", b"\xff", b'{"expiry": "x"}', b"null", b"")):
         desk.queue(f"junk{number}", inbox="p")
-        desk.client.hset(desk.keys.waiters("a"), f"junk{number}", junk)
+        desk.client.hset(desk.keys.of_lock("w", "a"), f"junk{number}", junk)
     desk.queue("r2", inbox="p")
 
     desk.release("r1")
@@ -96,7 +94,7 @@ def test_a_place_that_is_lost_at_one_of_several_locks_keeps_nobody_waiting_at_th
     desk.fence("r0", names=both)
     desk.park("r1", names=both)
     desk.park("r2", names=(other,))
-    desk.client.delete(getattr(desk.keys, lost)(name))
+    desk.client.delete(key_of(desk, lost, name))
     if comes:
         desk.park("r3", names=comes)
     desk.release("r0", names=both)
@@ -120,7 +118,7 @@ def test_whatever_is_written_over_a_lock_the_other_goes_on(desk, seed):
     desk.queue("waits-a")
     desk.park("parked-a")
     for name in dice.sample(["lock", "queue", "waiters"], 2):
-        key = getattr(desk.keys, name)("a")
+        key = key_of(desk, name, "a")
         desk.client.delete(key)
         dice.choice(list(KINDS.values()))(desk.client, key)
     names = (hostile,)

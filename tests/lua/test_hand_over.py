@@ -34,7 +34,7 @@ def test_the_grant_has_its_attempt_its_token_and_its_whole_lease(desk, more):
     assert before + 29_999 <= int(expiry) <= desk.now_ms() + 30_000
     assert rest == ["n", "o", "p"], "no longer than 2^15 ms"
     assert 80_000 < desk.client.pttl(desk.keys.lock("a")) <= 90_000
-    assert desk.client.exists(desk.keys.queue("a"), desk.keys.waiters("a")) == 0
+    assert desk.client.exists(desk.keys.of_lock("q", "a"), desk.keys.of_lock("w", "a")) == 0
 
 
 def test_the_first_in_line_gets_it_and_nobody_else(desk):
@@ -153,7 +153,7 @@ def test_where_another_holds_too_nobody_acquires_before_that_has_ended(desk):
 def test_a_place_without_a_record_is_cleared_away(desk, lost):
     desk.listen("p-1")
     in_a_row(desk, *PLAIN)
-    desk.client.hdel(desk.keys.waiters("a"), lost)
+    desk.client.hdel(desk.keys.of_lock("w", "a"), lost)
     first, second = [run for run in PLAIN if run != lost]
 
     desk.release("r1")
@@ -177,7 +177,10 @@ def test_the_lock_lives_as_long_as_the_grant(desk):
 def test_a_place_from_before_the_clock_was_set_back_lets_a_grant_live_no_longer_than_asked(desk):
     desk.listen("p-1")
     in_a_row(desk, "r2")
-    key, text = desk.keys.waiters("a"), desk.client.hget(desk.keys.waiters("a"), "r2").decode()
+    key, text = (
+        desk.keys.of_lock("w", "a"),
+        desk.client.hget(desk.keys.of_lock("w", "a"), "r2").decode(),
+    )
     expiry = desk.place("r2")["expiry"]
     desk.client.hset(key, "r2", text.replace(str(expiry), str(expiry + 3_600_000)))
     desk.release("r1")

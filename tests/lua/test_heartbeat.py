@@ -153,5 +153,5 @@ def test_a_place_with_a_short_life_does_not_shorten_the_queues(desk):
     desk.queue("brief", wait=1.0)
     desk.beat("brief", wait=1.0)
 
-    for key in (desk.keys.queue("a"), desk.keys.waiters("a")):
+    for key in (desk.keys.of_lock("q", "a"), desk.keys.of_lock("w", "a")):
         assert 600_000 < desk.client.pttl(key) <= 660_000

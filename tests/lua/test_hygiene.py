@@ -145,10 +145,10 @@ def test_somebody_elses_key_is_an_error_and_stays_as_it_is(bare, what, verb):
 
 @pytest.mark.parametrize("which", ["queue", "waiters"])
 def test_somebody_elses_queue_is_an_error_and_stays_as_it_is(bare, which):
-    key = getattr(bare.keys, which)("a")
+    key = bare.keys.of_lock(which[0], "a")
     bare.fence("r1")
     if which == "waiters":
-        bare.client.zadd(bare.keys.queue("a"), {"r2": 1})
+        bare.client.zadd(bare.keys.of_lock("q", "a"), {"r2": 1})
     bare.client.set(key, "somebody's")
 
     with pytest.raises(LockConfigError):

@@ -452,7 +452,7 @@ def test_a_place_whose_end_has_come_is_cleared_away_though_nobody_came(desk):
 
 def test_the_keys_of_a_line_live_as_long_as_its_places_and_without_end_for_a_message(desk):
     def lives():
-        keys = (desk.keys.queue(A[0]), desk.keys.waiters(A[0]))
+        keys = (desk.keys.of_lock("q", A[0]), desk.keys.of_lock("w", A[0]))
         return [desk.client.pttl(key) for key in keys]
 
     place(desk, "r1", life=100000.0)
@@ -470,10 +470,10 @@ def test_a_call_that_was_replaced_holds_up_nobody(desk, line):
 
 def test_a_long_row_of_places_that_have_ended_is_worked_off_in_parts(desk):
     place(desk, "gone", life=0.05)
-    record = desk.client.hget(desk.keys.waiters(A[0]), "gone")
+    record = desk.client.hget(desk.keys.of_lock("w", A[0]), "gone")
     gone = {f"gone{number}": number for number in range(300)}
-    desk.client.zadd(desk.keys.queue(A[0]), gone)
-    desk.client.hset(desk.keys.waiters(A[0]), mapping=dict.fromkeys(gone, record))
+    desk.client.zadd(desk.keys.of_lock("q", A[0]), gone)
+    desk.client.hset(desk.keys.of_lock("w", A[0]), mapping=dict.fromkeys(gone, record))
     ticket = place(desk, "first")
     place(desk, "second")
     desk.wait_ms(60)
@@ -763,7 +763,7 @@ def test_the_place_of_a_retry_that_is_due_in_days_lives_as_long(desk, line):
     leave_to(desk, "r1", "r1-retry", 400_000.0)
     park(desk, "r9")
     desk.withdraw("r9")
-    assert desk.client.pttl(desk.keys.queue(A[0])) > 400_000_000
+    assert desk.client.pttl(desk.keys.of_lock("q", A[0])) > 400_000_000
 
 
 def test_a_call_that_is_cancelled_while_it_is_parked_for_its_lock_leaves_the_line(desk, line):
@@ -800,7 +800,7 @@ def test_the_place_of_a_call_that_is_parked_for_its_lock_does_not_end(desk):
     desk.acquire("holder")
     desk.park("r1", "m")
     leave_to(desk, "r1", "r1")
-    assert desk.client.pttl(desk.keys.queue(A[0])) > 2 * 86_400_000
+    assert desk.client.pttl(desk.keys.of_lock("q", A[0])) > 2 * 86_400_000
 
 
 def test_a_call_whose_message_is_parked_for_its_lock_no_more_is_late(desk, line):

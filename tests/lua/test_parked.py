@@ -226,11 +226,11 @@ def test_parking_twice_is_parking_once(desk):
     desk.fence("r1")
     desk.park("r2")
     desk.park("r3")
-    ticket = desk.client.zscore(desk.keys.queue("a"), "r2")
+    ticket = desk.client.zscore(desk.keys.of_lock("q", "a"), "r2")
 
     assert desk.leave("r2") == Parked(0)
 
-    assert desk.client.zscore(desk.keys.queue("a"), "r2") == ticket
+    assert desk.client.zscore(desk.keys.of_lock("q", "a"), "r2") == ticket
     assert desk.waiters() == ["r2", "r3"]
 
 

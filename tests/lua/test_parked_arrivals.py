@@ -36,14 +36,14 @@ def test_whoever_comes_back_when_it_is_its_turn_acquires(sent):
 
 
 def test_whoever_comes_back_too_early_stays_parked_and_keeps_its_ticket(sent):
-    before = sent.client.zscore(sent.keys.queue("a"), "r3")
+    before = sent.client.zscore(sent.keys.of_lock("q", "a"), "r3")
 
     answer = sent.acquire("r3", "early")
     assert isinstance(answer, Conflict)
     assert answer.parked
     assert sent.leave("r3", "early") == Parked(1)
 
-    assert sent.client.zscore(sent.keys.queue("a"), "r3") == before
+    assert sent.client.zscore(sent.keys.of_lock("q", "a"), "r3") == before
     assert isinstance(sent.acquire("stranger"), Conflict)
     assert not sent.acquire("stranger").parked
 
@@ -233,7 +233,7 @@ def test_a_copy_has_one_ticket_for_all_its_locks(desk):
     desk.park("inner", "two", names=AB, owner="o", ancestors=("outer",))
 
     assert desk.waiters("a") == desk.waiters("b") == ["inner", "both"]
-    scores = {desk.client.zscore(desk.keys.queue(name), "inner") for name in AB}
+    scores = {desk.client.zscore(desk.keys.of_lock("q", name), "inner") for name in AB}
     assert len(scores) == 1
 
 
@@ -265,11 +265,11 @@ def test_an_execution_that_is_parked_holds_none_of_its_locks(desk):
 def test_a_parked_execution_that_waits_in_a_process_now_keeps_its_ticket_and_loses_its_message(
     sent,
 ):
-    before = sent.client.zscore(sent.keys.queue("a"), "r3")
+    before = sent.client.zscore(sent.keys.of_lock("q", "a"), "r3")
 
     assert sent.queue("r3", "early") == 1
 
-    assert sent.client.zscore(sent.keys.queue("a"), "r3") == before
+    assert sent.client.zscore(sent.keys.of_lock("q", "a"), "r3") == before
     assert sent.client.hkeys(f"{sent.keys.prefix(0)}m:a") == [b"r2"]
     sent.lapse_place("r3")
     sent.fence("r2", "back")

@@ -53,6 +53,6 @@ def test_a_message_whose_place_was_evicted_is_not_counted_for_ever(desk):
         desk.leave(run, text="x" * 10)
     desk.fence("s0", names=("b",))
     desk.leave("s1", names=("b",), text="x" * 5)
-    desk.client.delete(desk.keys.waiters("a"))
+    desk.client.delete(desk.keys.of_lock("w", "a"))
     desk.backend.arrived(["r1", "r2"], 60.0)
     assert counted(desk) == [1, 5]

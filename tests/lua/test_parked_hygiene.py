@@ -98,8 +98,8 @@ def test_of_several_locks_each_keeps_its_line_while_somebody_is_parked_there(des
 
     desk.withdraw("both")
 
-    assert 0 < desk.client.pttl(desk.keys.queue("a")) <= 66_000
-    assert desk.client.pttl(desk.keys.queue("b")) == -1
+    assert 0 < desk.client.pttl(desk.keys.of_lock("q", "a")) <= 66_000
+    assert desk.client.pttl(desk.keys.of_lock("q", "b")) == -1
 
 
 def test_a_lock_with_a_long_name_is_found_again(desk):

@@ -38,7 +38,7 @@ def test_a_copy_of_the_holder_is_parked_before_all(desk):
     for key in ("q:a", "w:a", "m:a"):
         assert desk.client.pttl(desk.keys.prefix(0) + key) == -1
     wait(desk, "r5")
-    assert desk.client.pttl(desk.keys.queue("a")) == -1
+    assert desk.client.pttl(desk.keys.of_lock("q", "a")) == -1
 
 
 def test_who_parks_in_its_place_is_not_granted_but_resumed(desk):
@@ -70,7 +70,7 @@ def test_a_place_is_taken_over_though_one_of_its_lines_is_gone(desk):
     wait(desk, "r3", names=("a", "b"), limits=(1, 1))
     desk.lapse_place("r3")
     # Heartbeats of r2 keep the one line, nobody those of the other.
-    desk.client.delete(desk.keys.queue("b"), desk.keys.waiters("b"))
+    desk.client.delete(desk.keys.of_lock("q", "b"), desk.keys.of_lock("w", "b"))
 
     assert isinstance(again(desk, "r3", names=("a", "b"), limits=(1, 1)), Queued)
     assert desk.waiters("a") == ["r2", "r3"]

@@ -27,11 +27,12 @@ def test_the_order_holds_when_the_clock_is_set_back(desk):
     desk.fence("r0")
     desk.queue("r1")
     ahead = int(desk.now_ms() * 1000) + 3_600_000_000
-    desk.client.zadd(desk.keys.queue("a"), {"r1": ahead})
+    desk.client.zadd(desk.keys.of_lock("q", "a"), {"r1": ahead})
 
     assert [desk.queue("r2"), desk.queue("r3")] == [1, 2]
     scores = [
-        score for _, score in desk.client.zrange(desk.keys.queue("a"), 0, -1, withscores=True)
+        score
+        for _, score in desk.client.zrange(desk.keys.of_lock("q", "a"), 0, -1, withscores=True)
     ]
     assert scores == [ahead, ahead + 1, ahead + 2]
 
@@ -67,7 +68,7 @@ def test_a_grant_has_its_whole_lease_however_little_is_left_of_the_place(desk):
 
     assert desk.backend.inspect("a").holds[0].remaining > 29.9
     assert desk.waiters() == []
-    assert desk.client.exists(desk.keys.waiters("a"), desk.keys.queue("a")) == 0
+    assert desk.client.exists(desk.keys.of_lock("w", "a"), desk.keys.of_lock("q", "a")) == 0
 
 
 def test_as_many_acquire_as_there_is_room_for(desk):

@@ -89,7 +89,7 @@ def test_an_execution_that_waited_and_may_join_now_leaves_the_queue(desk):
 
     assert desk.fence("inner", owner="o", ancestors=("outer",), wait=6.0) == fence
     assert desk.waiters() == []
-    assert desk.client.exists(desk.keys.waiters("a")) == 0
+    assert desk.client.exists(desk.keys.of_lock("w", "a")) == 0
 
 
 def test_a_lapsed_inner_hold_ends_alone(desk):

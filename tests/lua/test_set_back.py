@@ -30,14 +30,14 @@ def set_back(desk):
             if not run.startswith(b"@"):
                 expiry, rest = record.split(b" ", 1)
                 client.hset(keys.lock(name), run, b"%d %b" % (int(expiry) + HOUR, rest))
-        for run, record in client.hgetall(keys.waiters(name)).items():
+        for run, record in client.hgetall(keys.of_lock("w", name)).items():
             facts = json.loads(record)
             times = ("expiry", "back", "first", "turn")
             moved = {key: facts[key] + HOUR for key in times if key in facts}
             if "line" in facts:
                 due = facts["line"]["due"]
                 moved["line"] = {**facts["line"], "due": due and due + HOUR}
-            client.hset(keys.waiters(name), run, json.dumps(facts | moved))
+            client.hset(keys.of_lock("w", name), run, json.dumps(facts | moved))
         for member in client.zrange(keys.due(), 0, -1):
             client.zincrby(keys.due(), HOUR, member)
         if client.hexists(keys.meta(), "clock"):

@@ -49,7 +49,7 @@ def test_whoever_waits_for_several_has_the_same_ticket_in_each_queue(desk):
     desk.fence("r1", names=AB)
     desk.queue("r2", names=AB)
 
-    tickets = {desk.client.zscore(desk.keys.queue(name), "r2") for name in AB}
+    tickets = {desk.client.zscore(desk.keys.of_lock("q", name), "r2") for name in AB}
     assert len(tickets) == 1
 
 
@@ -57,11 +57,11 @@ def test_the_ticket_is_above_the_last_of_every_queue(desk):
     desk.fence("r1", names=AB)
     desk.queue("r2", names=("b",))
     ahead = desk.now_ms() * 1000 + 3.6e9
-    desk.client.zadd(desk.keys.queue("b"), {"r2": int(ahead)})
+    desk.client.zadd(desk.keys.of_lock("q", "b"), {"r2": int(ahead)})
 
     desk.queue("r3", names=AB)
 
-    assert desk.client.zscore(desk.keys.queue("a"), "r3") == int(ahead) + 1
+    assert desk.client.zscore(desk.keys.of_lock("q", "a"), "r3") == int(ahead) + 1
     assert desk.waiters("b") == ["r2", "r3"]
 
 
@@ -238,7 +238,7 @@ def test_who_waits_behind_a_successor_for_several_locks_follows_it_at_each_of_th
 def test_a_place_that_was_evicted_at_one_lock_comes_back_with_the_ticket_of_the_others(desk):
     desk.fence("holder", names=("a",))
     desk.park("first", names=("a", "c"))
-    desk.client.delete(desk.keys.waiters("c"))
+    desk.client.delete(desk.keys.of_lock("w", "c"))
     desk.fence("passer-by", names=("c",))  # clears away what is left there
     desk.release("passer-by", names=("c",))
     desk.park("second", names=("a", "c"))

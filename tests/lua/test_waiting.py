@@ -66,12 +66,12 @@ def test_a_ticket_is_the_time(desk):
     before = desk.now_ms() * 1000
     in_a_row(desk, "r2")
 
-    assert before <= desk.client.zscore(desk.keys.queue("a"), "r2") <= desk.now_ms() * 1000
+    assert before <= desk.client.zscore(desk.keys.of_lock("q", "a"), "r2") <= desk.now_ms() * 1000
 
 
 def test_tickets_increase_though_the_clock_does_not(desk):
     in_a_row(desk, "r4")
-    desk.client.zadd(desk.keys.queue("a"), {"r4": 9e15 + 1})
+    desk.client.zadd(desk.keys.of_lock("q", "a"), {"r4": 9e15 + 1})
     wait(desk, "r3")
     wait(desk, "r2")
 
@@ -93,7 +93,7 @@ def test_a_line_outlives_its_longest_place(desk):
     desk.queue("r3", wait=200.0)
     wait(desk, "r4")
 
-    for key in (desk.keys.queue("a"), desk.keys.waiters("a")):
+    for key in (desk.keys.of_lock("q", "a"), desk.keys.of_lock("w", "a")):
         assert desk.client.pttl(key) > 200_000
 
 

@@ -39,7 +39,7 @@ class RealLock:
 def read(desk: Desk, names: tuple[str, ...]) -> dict[str, RealLock]:
     pipe = desk.client.pipeline(transaction=True)
     for name in names:
-        keys = desk.keys.lock(name), desk.keys.queue(name), desk.keys.waiters(name)
+        keys = desk.keys.lock(name), desk.keys.of_lock("q", name), desk.keys.of_lock("w", name)
         pipe.hgetall(keys[0]).zrange(keys[1], 0, -1).hgetall(keys[2])
         pipe.hgetall(f"{desk.keys.prefix(0)}m:{name}")
         pipe.pttl(keys[0]).pttl(keys[1]).pttl(keys[2])

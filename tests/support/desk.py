@@ -197,7 +197,7 @@ class Desk:
 
     def waiters(self, name: str = "a") -> list[str]:
         """The runs in the queue of a lock, dead ones too, in order."""
-        return [run.decode() for run in self.client.zrange(self.keys.queue(name), 0, -1)]
+        return [run.decode() for run in self.client.zrange(self.keys.of_lock("q", name), 0, -1)]
 
     def raw(self, verb: str, keys: list[str], args: list[Any]) -> Any:
         """Run a script as it is. Strings in the reply are text, and a line is its words."""
@@ -237,12 +237,12 @@ class Desk:
         place = self.place(run, name)
         text = json.dumps({**place, **(facts or {"expiry": 1})}, separators=(",", ":"))
         stored = [f"{self.keys.prefix(0)}w:{each}" for each in place.get("names", ())]
-        for key in stored or [self.keys.waiters(name)]:
+        for key in stored or [self.keys.of_lock("w", name)]:
             self.client.hset(key, run, text)
 
     def place(self, run: str, name: str = "a") -> dict[str, Any]:
         """What is known of a waiter."""
-        record = self.client.hget(self.keys.waiters(name), run)
+        record = self.client.hget(self.keys.of_lock("w", name), run)
         assert record is not None, f"{run} does not wait for {name}"
         return json.loads(record)
 

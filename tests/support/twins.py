@@ -90,7 +90,7 @@ class Twin:
         place = self.places(name)[run]
         text = json.dumps({**place, "expiry": 1})
         for each in place.get("names") or [name]:
-            self.desk.client.hset(self.desk.keys.waiters(each), run, text)
+            self.desk.client.hset(self.desk.keys.of_lock("w", each), run, text)
 
     def forget(self, run: str) -> None:
         """Let the time go by for which the end of an execution is remembered."""
@@ -98,8 +98,8 @@ class Twin:
 
     def bury(self, run: str, name: str) -> None:
         """Clear away a dead place."""
-        self.desk.client.zrem(self.desk.keys.queue(name), run)
-        self.desk.client.hdel(self.desk.keys.waiters(name), run)
+        self.desk.client.zrem(self.desk.keys.of_lock("q", name), run)
+        self.desk.client.hdel(self.desk.keys.of_lock("w", name), run)
 
     def state(self) -> dict[str, Any]:
         """All that is alive, to be compared."""

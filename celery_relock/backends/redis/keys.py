@@ -65,13 +65,7 @@ class Keys:
         return f"{self.prefix(bucket)}i:{process}"
 
     def lock(self, name: str) -> str:
-        return self._of_lock("l", name)
-
-    def queue(self, name: str) -> str:
-        return self._of_lock("q", name)
-
-    def waiters(self, name: str) -> str:
-        return self._of_lock("w", name)
+        return self.of_lock("l", name)
 
     def due(self, bucket: int = 0) -> str:
         return f"{self.prefix(bucket)}due"
@@ -115,7 +109,7 @@ class Keys:
         """The keys of `place`: of the claim, of the line's queue, of the line's calls, and the due
         times."""
         bucket = self.bucket(line)
-        of_line = [self._of_lock(kind, line) for kind in "qwm"]
+        of_line = [self.of_lock(kind, line) for kind in "qwm"]
         return [
             *self.claim([line], execution_id),
             *of_line,
@@ -137,7 +131,8 @@ class Keys:
         size = len(name.encode())
         return _LONGEST < size <= _CUT + 23 and name[-23:-22] == "~"
 
-    def _of_lock(self, kind: str, name: str) -> str:
+    def of_lock(self, kind: str, name: str) -> str:
+        """A key of a lock, by the letter of its kind (`lua/README.md`)."""
         return f"{self.prefix(self.bucket(name))}{kind}:{_stored(name)}"
 
 

@@ -430,7 +430,7 @@ def test_no_script_finds_half_of_what_it_needs(cluster: ClusterServers, namespac
     source = cluster.master_of(keys.lock("a"))
     to, slot = other_than(cluster, source), cluster.slot_of("a", namespace)
     cluster.begin_move(slot, to)
-    cluster.move([keys.queue("a"), keys.waiters("a")], source, to)
+    cluster.move([keys.of_lock("q", "a"), keys.of_lock("w", "a")], source, to)
     for verb in (
         lambda: backend.heartbeat([Renewal("a", "waits", "n", 30.0, 30.0)]),
         lambda: backend.force_release("a"),
