@@ -30,7 +30,7 @@ from ..worker import events as worker_events
 from ..worker.conflict import end_unexecuted
 from ..worker.delivery import Delivery
 from ..worker.message import PREFIX, SAYS, body_runs, call_options, prefix_of, running_request
-from ..worker.states import Dropped, show_revoked, stores_no_result
+from ..worker.states import Dropped, show_revoked, stored, stores_no_result
 from . import marker
 from .marker import Found, Marker
 
@@ -210,15 +210,8 @@ def is_over(call: Call, there: Found) -> bool:
 
 def state_of(task: Any, task_id: str) -> str:
     """The stored state of a call, "" if none is stored or it cannot be read."""
-    if stores_no_result(task):
-        return ""
-    try:
-        return str(task.AsyncResult(task_id).state)
-    except Exception as error:
-        if events.is_thrown_in(error):
-            raise
-        logger.warning("Cannot read the state of %s", task_id, exc_info=True)
-        return ""
+    found = None if stores_no_result(task) else stored(task, task_id)
+    return "" if found is None else str(found["status"])
 
 
 def _revoke(call: Call, old: Found, task_id: str) -> None:

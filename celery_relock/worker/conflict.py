@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, NoReturn
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.states import FAILURE, READY_STATES, RETRY, STARTED
 
-from ..engine import events, ids, reentrancy
+from ..engine import ids, reentrancy
 from ..engine.crash import kept_for
 from ..engine.engine import Engine
 from ..engine.events import (
@@ -54,7 +54,7 @@ from .delivery import delivery_of
 from .events import show
 from .message import header_of, moment, note, running_request
 from .parking import park_request, sent_again
-from .states import Dropped, Late, SentAgain, Waits, show_blocked, stores_no_result
+from .states import Dropped, Late, SentAgain, Waits, show_blocked, stored, stores_no_result
 
 # Seconds until a message is sent again for the first time, and the longest pause it grows to.
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0
@@ -156,13 +156,10 @@ def _has_failed(task: Any, message: Any) -> bool:
     """
     if task.acks_late or not header_of(message).parked or stores_no_result(task, message):
         return False
-    try:
-        stored = task.backend.get_task_meta(message.id)
-        return stored["status"] == FAILURE and isinstance(stored["result"], LockUnavailable)
-    except Exception as error:
-        if events.is_thrown_in(error):
-            raise
+    found = stored(task, message.id)
+    if found is None or found["status"] != FAILURE:
         return False
+    return isinstance(found["result"], LockUnavailable)
 
 
 def _end_waiting(attempt: Attempt) -> None:
@@ -529,19 +526,13 @@ def _has_to_run(task: Any, message: Any) -> bool:
     until = getattr(message, _STORED_BY, None) or time.monotonic() + _STORING
     setattr(message, _STORED_BY, until)
     while True:
-        try:
-            stored = task.backend.get_task_meta(message.id)
-            if stored["status"] in READY_STATES:
-                return False
-            if stored["status"] == RETRY and _has_sent_its_retry(message, stored["result"]):
-                return False
-        except Exception as error:
-            if events.is_thrown_in(error):
-                raise
-            logger.warning(
-                "Cannot read the result of %s, so it runs again", message.id, exc_info=True
-            )
+        found = stored(task, message.id)
+        if found is None:
             return True
+        if found["status"] in READY_STATES:
+            return False
+        if found["status"] == RETRY and _has_sent_its_retry(message, found["result"]):
+            return False
         if time.monotonic() >= until:
             return True
         time.sleep(0.1)

@@ -182,6 +182,18 @@ def stores_no_result(task: Any, message: Any = None) -> bool:
     return bool(ignored) or isinstance(task.backend, DisabledBackend)
 
 
+def stored(task: Any, task_id: str) -> Mapping[str, Any] | None:
+    """What the result backend has of a task, its state as `status`; None if it cannot be read."""
+    try:
+        found: Mapping[str, Any] = task.backend.get_task_meta(task_id)
+        return found
+    except Exception as error:
+        if events.is_thrown_in(error):
+            raise
+        logger.warning("Cannot read the state of %s", task_id, exc_info=True)
+        return None
+
+
 # -- STARTED: of `task_track_started` ------------------------------------------------------------
 #
 # Stored when the body begins, with its lock. Celery stores it as soon as a message comes. So a copy
