@@ -17,7 +17,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from celery.utils.dispatch import Signal
 
 from .engine import events
-from .engine.events import LockEvent
+from .engine.events import NO_TASK, LockEvent
 
 __all__ = [
     "lock_acquired",
@@ -38,8 +38,7 @@ __all__ = [
     "lock_waiting",
 ]
 
-_FACTS = ("owner", "fence", "reason", "since", "waited", "held", "reentered", "policy")
-_ARGUMENTS = {"execution_id", "names", "task_id", "task_name", *_FACTS}
+_ARGUMENTS = {*LockEvent._fields, "task_id", "task_name"} - {"kind", "work"}
 
 # The signal of each kind of engine event.
 _signals: dict[str, _OfEngine] = {}
@@ -85,16 +84,9 @@ lock_forced = Signal(
 
 
 def _pass_on(event: LockEvent) -> None:
-    work = event.work
-    send(
-        _signals[event.kind],
-        sender=None if work is None else work.task,
-        names=event.names,
-        execution_id=event.execution_id,
-        **{name: getattr(event, name) for name in _FACTS},
-        task_id="" if work is None else work.id,
-        task_name="" if work is None else work.name,
-    )
+    facts = event._asdict()
+    signal, work = _signals[facts.pop("kind")], facts.pop("work") or NO_TASK
+    send(signal, sender=work.task, task_id=work.id, task_name=work.name, **facts)
 
 
 def send(signal: Signal, **arguments: Any) -> None:

@@ -174,10 +174,10 @@ def sentence(event: LockEvent) -> str:
 
 
 def _facts(event: LockEvent) -> dict[str, object]:
-    work = event.work or NO_TASK
-    told = ("owner", "fence", "reason", "since", "waited", "held", "reentered", "policy")
-    facts = {name: getattr(event, name) for name in told}
-    return extra(event.kind, event.names, work.name, work.id, execution=event.execution_id, **facts)
+    facts = event._asdict()
+    work, execution = facts.pop("work") or NO_TASK, facts.pop("execution_id")
+    of = facts.pop("kind"), facts.pop("names"), work.name, work.id
+    return extra(*of, execution=execution, **facts)
 
 
 def extra(
