@@ -184,7 +184,7 @@ end
 function Claim.park(me, wanted, is_copy)
   local asked, waiter = me.asked, place_for(me, wanted)
   waiter.parked, waiter.home, waiter.task, waiter.call = true, asked.home, asked.task, asked.call
-  waiter.is_copy = asked.is_copy
+  waiter.is_copy = asked.is_copy or nil
   waiter.deadline = asked.patience and me.call.now + asked.patience
   waiter.ancestors = me.ancestors
   enter(me, wanted, waiter, is_copy)

@@ -115,12 +115,8 @@ class RedisBackend:
         return self._left_behind(claim, answer) if claim.parked_at else answer
 
     def park(self, claim: Claim, park_request: ParkRequest, inbox: str = "-") -> ParkAnswer:
-        place = _to_park(park_request)
-        if park_request.is_copy:
-            place["is_copy"] = True
-        if park_request.patience is not None:
-            place["patience"] = max(round(park_request.patience * 1000), 0)
-        reply, repeated, sent = self._run("acquire", *self._claim(claim, place, inbox), claim.names)
+        called = self._claim(claim, _to_park(park_request), inbox)
+        reply, repeated, sent = self._run("acquire", *called, claim.names)
         found: ParkAnswer | Answer
         if reply[0] == b"PARKED":
             found = Parked(reply[1], _messages(reply[2:]))
@@ -509,14 +505,10 @@ def _ms(seconds: float) -> str:
 
 def _to_park(of: ParkRequest) -> dict[str, Any]:
     """What `acquire` and `debounce` read of a message that is to be parked."""
-    return {
-        "message": of.message,
-        "home": of.home,
-        "task": of.task,
-        "most": of.most,
-        "most_in_all": of.most_in_all,
-        "most_bytes": of.most_bytes,
-    }
+    place = of._asdict()
+    if (patience := place.pop("patience")) is not None:
+        place["patience"] = max(round(patience * 1000), 0)
+    return place
 
 
 def _answer(claim: Claim, reply: list[Any], repeated: bool, sent: float) -> Answer:
