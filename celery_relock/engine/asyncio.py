@@ -91,8 +91,6 @@ class TaskLease(Lease):
 class AsyncEngine:
     """What an engine does, for coroutines of any event loop."""
 
-    __slots__ = ("_engine",)
-
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 

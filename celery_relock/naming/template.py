@@ -64,8 +64,6 @@ class Template:
             could not give the same name in every process.
     """
 
-    __slots__ = ("_parts", "source")
-
     def __init__(self, source: str) -> None:
         self.source = source
         self._parts = tuple(_parse(source))

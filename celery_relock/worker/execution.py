@@ -128,11 +128,6 @@ class Execution:
         make_hold: makes what `self.lock` shows; None before there is a hold.
     """
 
-    __slots__ = (
-        "args", "asked", "body", "by", "declared", "header", "in_line", "kwargs", "limits",
-        "make_hold", "message", "names", "owner", "request", "task",
-    )  # fmt: skip
-
     def __init__(
         self,
         task: Any,
