@@ -219,21 +219,17 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         declared = declared.of_call({}, prefix_of(declared.prefix))
         arguments = bind(self, args, kwargs)
         if arguments is None:
-            try:
-                signature_of(self).bind(*args, **kwargs)
-            except TypeError as error:
-                raise TypeError(f"task {self.name}: {error}") from None
-            raise TypeError(f"{self.name} cannot be called with {args}, {kwargs}")
+            takes = f"{self.name}{signature_of(self)}"
+            raise TypeError(f"{takes} cannot be called with {args}, {kwargs}")
         with not_executed(self):
             names = declared.names(arguments)
-        if len(names) != 1:
-            raise LockConfigError(
-                f"task {self.name}: this call has {len(names)} locks"
-                + (f" ({', '.join(map(repr, names))})" if names else ", as lock_key is False")
-                + ", and lock_for() is for a task with one."
-                + (" Acquire a Lock for each name." if names else "")
-            )
-        with not_executed(self):
+            if len(names) != 1:
+                raise LockConfigError(
+                    f"task {self.name}: this call has {len(names)} locks"
+                    + (f" ({', '.join(map(repr, names))})" if names else ", as lock_key is False")
+                    + ", and lock_for() is for a task with one."
+                    + (" Acquire a Lock for each name." if names else "")
+                )
             limit = declared.limits(arguments, names)[0]
         return {
             "redis": engine_of(declared.app),
