@@ -11,7 +11,7 @@ changes nothing. `quick` looks at the settings and the servers, for a check that
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from statistics import median
@@ -50,6 +50,8 @@ _BY_THE_CLOCK = ("redis", "rediss", "sentinel", "sqs")
 _TRIPS, _SAMPLE, _PARKED = 20, 20_000, 200
 # Seconds for which a message can be owed: for longer, no process publishes it.
 _OWED = 60.0
+# How often a message is handed out, 5 s, 15 s, 35 s … after its turn has come, until that is told.
+_OFTEN = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -501,8 +503,8 @@ class _Workers:
                     "workers",
                     WARNING,
                     f"the workers cannot be asked: {type(error).__name__}: {error}",
-                    "The broker cannot be reached, or does not support broadcasts.",
-                    "Check that broker_url leads to the broker.",
+                    "The broker cannot be reached, or does not support remote control.",
+                    "Check that broker_url leads to the broker. Nothing, if it is one such as SQS.",
                 )
             )
             return None
@@ -513,7 +515,8 @@ class _Workers:
                     WARNING,
                     f"no worker has answered within {timeout:g} s",
                     "Without a worker no task runs, and no parked task is resumed.",
-                    "Start a worker; or give busy workers more time with --timeout.",
+                    "Start a worker; or give busy workers more time with --timeout. With "
+                    "worker_enable_remote_control=False, or on SQS, none can answer.",
                 )
             )
         if halves := sorted(stats.keys() - (tasks.keys() & queues.keys())):
@@ -606,19 +609,19 @@ def _compared(name: str, told: _Told, app: Any, engine: Engine | None) -> Iterat
 
 
 def _parked(
-    app: Any, engine: Engine, workers: _Workers | None, parked: Iterable[ParkedTask]
+    app: Any, engine: Engine, workers: _Workers | None, parked: Sequence[ParkedTask]
 ) -> Iterator[Finding]:
     if app is None:
         return
-    own, of_others = parking.home(app), set()
+    own, of_others = parking.homes(app), set()
     unserved: dict[str, ParkedTask] = {}
     for each in parked:
-        if each.home != own:
+        if each.home not in own:
             if not (each.lock.startswith(DEBOUNCE) and workers and workers.told):  # see `_bursts`
                 of_others.add(each.task)
             continue
-        known = workers.queues.values() if workers is not None and workers.is_whole else None
-        consumed = known is None or any(each.queue in queues for queues in known)
+        known = workers.queues.values() if workers is not None and workers.is_whole else ()
+        consumed = not known or any(each.queue in queues for queues in known)
         if each.queue and not consumed:
             beside = parking.channel(each.home, parking.resume_queue(each.queue))
             if not engine.backend.consumed(beside):
@@ -632,6 +635,19 @@ def _parked(
             "When their turn comes, they are published to a queue that nobody reads. Each of them "
             "holds up the tasks behind it for a minute.",
             f"Start a worker with -Q {queue}, or cancel them: celery relock cancel {each.task_id}",
+        )
+    if often := [each for each in parked if each.sent >= _OFTEN]:
+        first = max(often, key=lambda each: each.sent)
+        yield Finding(
+            "parked",
+            WARNING,
+            f"{len(often)} parked tasks have had their turn again and again and have not come to a "
+            f"worker, such as {first.task}[{first.task_id}] for the lock {first.lock!r}, whose "
+            f"message was handed out {first.sent} times",
+            "Either the workers cannot publish it (a right that is missing, a message that the "
+            "broker finds too large), or their queue has a long backlog.",
+            "Look for 'could not be resumed' in the workers' logs. To give it up: "
+            f"celery relock cancel {first.task_id}",
         )
     if of_others:
         yield Finding(
@@ -653,7 +669,7 @@ def _bursts(app: Any, workers: _Workers, parked: Iterable[ParkedTask]) -> Iterat
     unsent = {task: each for task, each in unsent.items() if each.home not in homes}
     alike = (
         "Give every process the same broker_url (or broker_write_url), character by character "
-        "except for the password, and every Celery() the same name."
+        "except for user and password, and every Celery() the same name."
     )
     if own not in homes and (debounced := _debounced(app)):
         yield Finding(

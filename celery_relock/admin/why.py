@@ -86,6 +86,11 @@ class Question:
                 f"{work} has its turn {_for(waiter.names)} after {waits}: its message is on "
                 "its way to a worker"
             )
+            if waiter.sent > 2:
+                sentence += (
+                    f" (it was handed out {waiter.sent} times; if the workers' logs have no "
+                    "'could not be resumed', their queue has a backlog)"
+                )
         else:
             sentence = (
                 f"{work} is parked: it has waited {waits} {_for(waiter.names)}, "
@@ -96,18 +101,18 @@ class Question:
 
     def _without_a_worker(self, text: str) -> str:
         """What is to be said of a parked message whose queue no worker consumes."""
-        from ..worker.parking import channel, home, resume_queue
+        from ..worker.parking import channel, homes, resume_queue
 
         if self.app is None:
             return ""
         message = json.loads(text)
         queue, of = message["queue"], message["home"]
-        if not queue or of != home(self.app):
+        if not queue or of not in homes(self.app):
             return ""
         if self.consumed(channel(of, resume_queue(queue))):
             return ""
         told = _asked(self.app, "active_queues")
-        if told is None or any(queue == each["name"] for every in told.values() for each in every):
+        if not told or any(queue == each["name"] for every in told.values() for each in every):
             return ""
         return f"; no worker that answers consumes its queue {queue!r}"
 

@@ -235,7 +235,8 @@ def describe_conflict(name: str, answer: Answer) -> str:
             f"its lease has {answer.remaining:.0f} s left" + (OUTRANKED if answer.outranked else "")
         )
     elif answer.waiting:
-        return f"the lock {answer.name!r} is free, but {answer.waiting} waiters are ahead"
+        ahead = "1 waiter is" if answer.waiting == 1 else f"{answer.waiting} waiters are"
+        return f"the lock {answer.name!r} is free, but {ahead} ahead"
     else:
         text = "was acquired, but its lease ended before the answer came"
     waiting = f", {answer.waiting} waiting for it" if answer.waiting else ""

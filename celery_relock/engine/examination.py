@@ -50,13 +50,15 @@ class Memory(NamedTuple):
 
 
 class ParkedTask(NamedTuple):
-    """A parked message: of which lock, app and broker (`home`), queue and task."""
+    """A parked message: of which lock, app and broker (`home`), queue and task, and how often it
+    was given to a process to publish."""
 
     lock: str
     home: str
     queue: str
     task: str
     task_id: str
+    sent: int = 0
 
 
 class Owed(NamedTuple):

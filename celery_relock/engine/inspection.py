@@ -77,6 +77,7 @@ class Waiter:
         since: when it began to wait, in seconds since the epoch, by the server's clock.
         names: the names of all the locks that it waits for.
         shared: whether it will share the lock.
+        sent: how often its message was given to a process to publish since it was parked.
 
     The others are as for a `Holder`. For a parked execution, `host` and `pid` say which process
     received it.
@@ -93,6 +94,7 @@ class Waiter:
     since: float
     names: tuple[str, ...] = ()
     shared: bool = False
+    sent: int = 0
 
     def __str__(self) -> str:
         return work_of(self.task, self.task_id) or "an unnamed execution"

@@ -191,6 +191,12 @@ class Header(NamedTuple):
         """Whether something in Redis that belongs to its task's locks waits for it."""
         return bool(self.parked or self.kept or self.order or self.marker)
 
+    def content(self) -> dict[str, Any]:
+        """What is written into a message: all that is not as it would be without."""
+        usual = self._field_defaults
+        told = self._asdict().items()
+        return {key: said for key, said in told if key == "v" or said != usual.get(key, usual)}
+
     def made_own(self) -> Header:
         """The header with an id of its own, by which copies of the message are recognised."""
         if self.own:

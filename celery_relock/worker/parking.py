@@ -52,6 +52,9 @@ SUFFIX = ".resumed"
 CARRIED = "relock_message"
 # Properties of a received message that the broker's client writes anew, or takes as arguments.
 _WRITTEN_ANEW = ("delivery_info", "delivery_tag", "body_encoding", "application_headers", CARRIED)
+# Of SQS: they are for one message. The delay is over, and by the id SQS would take what comes back
+# for a copy, and swallow it.
+_FOR_ONE = ("DelaySeconds", "delay_seconds", "MessageDeduplicationId")
 # Seconds in which the broker has to take a message. One that it does not take keeps a thread and a
 # connection. So the more of them hang, the later the next one is tried, up to so many seconds: a
 # RabbitMQ that is short of memory blocks whoever publishes.
@@ -249,17 +252,18 @@ def parked_text(
         None, and a warning is logged, if it is too large for Redis, or has a header or property
         that no broker would have sent.
     """
-    # RabbitMQ's count of deliveries is not for the next message.
-    not_there = ORIGIN, "x-delivery-count"
+    # RabbitMQ's counts of deliveries (the last since 4.3) are not for the next message.
+    not_there = ORIGIN, "x-delivery-count", "x-acquired-count"
     headers = {name: value for name, value in raw.headers.items() if name not in not_there}
     if delayed.DEATHS in headers:
         headers = delayed.without_waiting(headers)
     headers[HEADER] = dict(header)
-    properties = {k: v for k, v in raw.properties.items() if k not in _WRITTEN_ANEW}
+    not_again = _WRITTEN_ANEW + _FOR_ONE
+    properties = {k: v for k, v in raw.properties.items() if k not in not_again}
     body, binary = _as_text(raw.body, raw.content_encoding)
     content = {
         "v": 1,
-        "home": home(app),
+        "home": home(app, raw.queue),
         "body": body,
         "binary": binary,
         "type": raw.content_type,
@@ -372,7 +376,8 @@ def _publish(app: Celery, found: dict[str, Any], queue: str | None, delay: float
     expiration = properties.get("expiration")
     with worker_events.producer_of(app) as producer:
         if queue is None:
-            queue, declare = _where(app, producer.connection, *origin)
+            is_copy = bool(headers.get(HEADER, {}).get("receiver"))
+            queue, declare = _where(app, producer.connection, *origin, is_copy=is_copy)
         if queue is not None:
             headers[ORIGIN] = origin
             exchange, routing_key = "", queue
@@ -418,16 +423,23 @@ def _delayed(app: Celery, found: dict[str, Any], body: bytes, delay: float) -> b
 
 
 def _where(
-    app: Celery, connection: Any, exchange: str, routing_key: str, name: str
+    app: Celery, connection: Any, exchange: str, routing_key: str, name: str, *, is_copy: bool
 ) -> tuple[str | None, list[Any]]:
     """Where a message goes that comes back, and what to declare first, as Celery does to send.
 
     By its exchange it would come to every queue there, also to those of other apps.
 
+    Args:
+        is_copy: whether a broadcast brings it to others, too.
+
     Returns:
         The queue that it was received from; None for its exchange.
     """
     queue = app.amqp.queues.get(name) if exchange else None
+    # Of a queue that a worker was told to consume its children know nothing. Nor do they know then
+    # of which type its exchange is, which kombu's virtual transports have to.
+    if queue is None and exchange and name and not is_copy and not is_amqp(connection):
+        return name, []
     if queue is None or isinstance(queue, Broadcast):
         return None, _queues_at(app, exchange, routing_key)
     by = _exchange_of(queue, exchange, routing_key)
@@ -458,24 +470,41 @@ def _queues_at(app: Celery, exchange: str, routing_key: str) -> list[Any]:
     return []
 
 
-_homes: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+# By app: the id of its home, by queue for what has one of its own; "" for all others.
+_homes: WeakKeyDictionary[Any, dict[str, str]] = WeakKeyDictionary()
 # Options of kombu's transports by which deployments share a broker, and have queues of their own.
 _PREFIXES = ("global_keyprefix", "queue_name_prefix")
 
 
-def home(app: Celery) -> str:
+def home(app: Celery, queue: str = "") -> str:
     """An id of the app and the broker that a message belongs to, without address and password.
 
     It is the same in every process of the app. The app's name is in it, as another app on the same
-    broker may have other queues, as may one with another prefix of all queues.
+    broker may have other queues, as may one with another prefix of all queues. A predefined queue
+    of SQS has a home of its own: a process that was not told its URL cannot publish to it.
     """
+    found = _homes_of(app)
+    return found.get(queue) or found[""]
+
+
+def homes(app: Celery) -> set[str]:
+    """The homes of all messages that this process can publish."""
+    return {*_homes_of(app).values()}
+
+
+def _homes_of(app: Celery) -> dict[str, str]:
     app = app._get_current_object() if isinstance(app, Proxy) else app
     if app not in _homes:
         with app.connection_for_write() as connection:
-            place = connection.as_uri()  # without the password
+            # Who asks is no part of the place: a key of SQS is rotated.
+            connection.userid = None
+            place = connection.as_uri()
         options = connection.transport_options or {}
         prefixes = filter(None, map(options.get, _PREFIXES))
-        _homes[app] = ids.digest(repr((app.main, place, *prefixes)).encode())
+        predefined = options.get("predefined_queues") or {}
+        of = {"": (place, *prefixes)} | {name: (told["url"],) for name, told in predefined.items()}
+        digest = {name: repr((app.main, *each)).encode() for name, each in of.items()}
+        _homes[app] = {name: ids.digest(each) for name, each in digest.items()}
     return _homes[app]
 
 
@@ -486,7 +515,8 @@ def sent_again(task: Any, message: Any, pause: float) -> bool:
         False if that failed, which is logged.
     """
     try:
-        text = _text_of(task, message, header_of(message).again(), largest=None)
+        was, again = _carried(task, message), header_of(message).again().content()
+        text = was and parked_text(task.app, was, again, largest=None)
         if text is None:
             return False
         publish(task.app, text, delay=pause)
@@ -508,14 +538,15 @@ def park_request(task: Any, message: Any, header: Header, **bounds: Any) -> Park
     Returns:
         None if the message has to stay with the broker, which is logged.
     """
-    text = _text_of(task, message, header)
-    if text is None:
+    was = _carried(task, message)
+    text = was and parked_text(task.app, was, header.content())
+    if was is None or text is None:
         return None
-    is_copy = header.receiver == message.hostname
-    return ParkRequest(text, home(task.app), ids.short(message.id), is_copy=is_copy, **bounds)
+    is_copy, to = header.receiver == message.hostname, home(task.app, was.queue)
+    return ParkRequest(text, to, ids.short(message.id), is_copy=is_copy, **bounds)
 
 
-def _text_of(task: Any, message: Any, header: Header, **bounds: Any) -> str | None:
+def _carried(task: Any, message: Any) -> RawMessage | None:
     was = carried(message)
     if was is None:
         logger.warning(
@@ -523,8 +554,7 @@ def _text_of(task: Any, message: Any, header: Header, **bounds: Any) -> str | No
             "not parked: it stays in its slot",
             task.name,
         )
-        return None
-    return parked_text(task.app, was, header._asdict(), **bounds)
+    return was
 
 
 class Outbox(Sender):
@@ -552,7 +582,7 @@ class Outbox(Sender):
             self._know_homes()
 
     def _know_homes(self, _: object = None) -> None:
-        self.home = " ".join(dict.fromkeys(map(home, self._living())))
+        self.home = " ".join(sorted(set().union(*map(homes, self._living()))))
 
     def send(self, message: Message) -> None:
         """Publish a message to the queue that it came from, or to the resume queue beside, if a
@@ -564,7 +594,7 @@ class Outbox(Sender):
         Raises whatever the broker's client raises.
         """
         found = json.loads(message.text)
-        app = next((app for app in self._living() if home(app) == found["home"]), None)
+        app = next((app for app in self._living() if found["home"] in homes(app)), None)
         if app is None:
             raise RelockError("its app is not one of this process")
         # A burst's message is nowhere else from now on, and a resume queue can be deleted.

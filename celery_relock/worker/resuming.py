@@ -23,7 +23,7 @@ from typing import Any
 from celery import bootsteps
 from celery.worker.state import active_requests, all_total_count, reserved_requests
 from kombu import Consumer, Exchange, Queue
-from kombu.common import ignore_errors
+from kombu.common import Broadcast, ignore_errors
 
 from ..engine import ids
 from ..engine.engine import Engine
@@ -66,6 +66,13 @@ _ON_AMQP: Mapping[str, Any] = {"x-queue-type": "classic"}
 _NOT_BESIDE = {"x-dead-letter-exchange", "x-single-active-consumer"}
 # Bytes of a queue name on RabbitMQ (AMQP 0-9-1: a short string).
 _LONGEST_NAME = 255
+# What RabbitMQ answers (AMQP 0-9-1, "reply-code"): no right, and other arguments.
+_FOR_GOOD = (403, 406)
+# Seconds after which a resume queue is looked for again that could not be had for another reason:
+# the node of a cluster that it is on was away.
+AGAIN_AFTER = 60.0
+# A connection on which an answer may take its time.
+_SLOW = {"read_timeout": 120.0}
 
 
 class Resumer:
@@ -211,7 +218,9 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
         self._closing: Any = None  # the channel of a consumer that was cancelled
         self._known: dict[str, Any] = {}  # resume queues, each by the name of the queue beside it
         self._known_at = 0.0
-        self._refused: set[str] = set()
+        self._refused: dict[str, float] = {}  # until when, by the name of the queue beside it
+        self._declared: dict[str, Exception | None] = {}  # why it cannot be, by the same name
+        self._declaring: threading.Thread | None = None
         self._take: Callable[[Any], Any] | None = None
         self._door: _Door | None = None
 
@@ -256,6 +265,7 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
         self._consumer = Consumer(
             made,
             [],
+            auto_declare=False,
             accept=c.app.conf.accept_content,
             on_decode_error=c.on_decode_error,
             on_message=self._door.receive if self._door else self._take,
@@ -286,11 +296,13 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
 
     def _sync(self, c: Any) -> None:
         """Follow the worker's own consumer. Called in the worker's main loop."""
-        if self._consumer is None or c.task_consumer is None:
-            return  # between two connections
+        if self._consumer is None or c.task_consumer is None or c.blueprint.state != bootsteps.RUN:
+            return  # between two connections, or the worker could not start
         try:
-            queues = [each for each in c.task_consumer.queues if each.name not in self._refused]
-            wanted = {queue.name: queue for queue in queues if not _is_alone(queue)}
+            now = time.monotonic()
+            queues = [q for q in c.task_consumer.queues if self._refused.get(q.name, 0.0) < now]
+            amqp = is_amqp(c.connection)
+            wanted = {queue.name: queue for queue in queues if not _is_alone(queue, amqp)}
             if self._door and self._door.closed:
                 self._keep_known(c)
             else:
@@ -309,21 +321,50 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
         for queue in [each for each in self._consumer.queues if _origin(each) not in wanted]:
             self._consumer.cancel_by_queue(queue.name)
             self._known.pop(_origin(queue), None)
-        for name, queue in wanted.items():
-            if not self._consumer.consuming_from(resume_queue(name)):
-                self._consume(c, name, _beside(queue, is_amqp(c.connection)))
+        missing = {
+            name: _beside(queue, is_amqp(c.connection))
+            for name, queue in wanted.items()
+            if not self._consumer.consuming_from(resume_queue(name))
+        }
+        for name in missing.keys() & self._declared.keys():
+            why, queue = self._declared.pop(name), missing.pop(name)
+            if why is None:
+                self._consume(c, name, queue)
+            else:
+                self._refuse(name, why)
+        self._declare(c, missing)
+
+    def _declare(self, c: Any, queues: Mapping[str, Any]) -> None:
+        """Declare queues, which `_follow` consumes then.
+
+        Not in the worker's main loop: in a cluster of RabbitMQ that lost the node of a queue, the
+        answer takes a minute.
+        """
+        if not queues or (self._declaring is not None and self._declaring.is_alive()):
+            return
+
+        def declare() -> None:
+            for name, queue in queues.items():
+                try:
+                    if is_amqp(c.connection) and len(queue.name.encode()) > _LONGEST_NAME:
+                        raise ValueError(f"its name would have more than {_LONGEST_NAME} bytes")
+                    with c.app.connection_for_read(transport_options=_SLOW) as connection:
+                        queue(connection.default_channel).declare()
+                except Exception as error:  # noqa: BLE001  # whatever the broker's client raises
+                    self._declared[name] = error
+                else:
+                    self._declared[name] = None
+
+        self._declaring = threading.Thread(target=declare, name="relock-declare", daemon=True)
+        self._declaring.start()
 
     def _keep_known(self, c: Any) -> None:
         """RabbitMQ must not take the queues for unused."""
         if time.monotonic() - self._known_at > EXPIRES / 1000 / 3:
             self._known_at = time.monotonic()
-            for queue in self._known.values():
-                queue(self._consumer.channel).declare()
+            self._declare(c, self._known)
 
     def _consume(self, c: Any, name: str, queue: Any) -> None:
-        if is_amqp(c.connection) and len(queue.name.encode()) > _LONGEST_NAME:
-            self._refuse(name, f"its name would have more than {_LONGEST_NAME} bytes")
-            return
         try:
             self._consumer.add_queue(queue)
             self._consumer.consume()
@@ -333,10 +374,11 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
             self._refuse(name, error)
             self._renew(c)
 
-    def _refuse(self, name: str, why: object) -> None:
-        self._refused.add(name)
-        text = "no resume queue beside %r: a resumed task goes to the end of that queue (%s)"
-        logger.warning(text, name, why)
+    def _refuse(self, name: str, why: Exception) -> None:
+        is_for_good = isinstance(why, ValueError) or getattr(why, "code", None) in _FOR_GOOD
+        self._refused[name] = float("inf") if is_for_good else time.monotonic() + AGAIN_AFTER
+        text = "no resume queue beside %r: a resumed task goes to the end of that queue (%s)%s"
+        logger.warning(text, name, why, "" if is_for_good else "; it is tried again in a minute")
 
     def _tell(self, c: Any, queues: Iterable[str]) -> None:
         of = home(c.app)
@@ -420,7 +462,8 @@ def _window(c: Any) -> int:
 
 def _slots(c: Any) -> int:
     """How many slots the worker has, or can come to have by itself (`--autoscale`)."""
-    return max(getattr(c.controller, "max_concurrency", None) or 1, c.pool.num_processes or 1)
+    scaler = getattr(c.controller, "autoscaler", None)  # whose bound changes: `control autoscale`
+    return max(scaler.max_concurrency if scaler else 1, c.pool.num_processes or 1)
 
 
 def _has_free_slot(c: Any) -> bool:
@@ -446,9 +489,13 @@ def _beside(queue: Any, amqp: bool) -> Any:
     return Queue(name, Exchange(""), name, queue_arguments=arguments)
 
 
-def _is_alone(queue: Any) -> bool:
+def _is_alone(queue: Any, amqp: bool) -> bool:
     """Whether a queue has no resume queue beside it: what was parked comes back to itself."""
-    return bool(_NOT_BESIDE & (queue.queue_arguments or {}).keys())
+    ways = (queue, *(queue.bindings or ()))
+    is_fanout = any(way.exchange is not None and way.exchange.type == "fanout" for way in ways)
+    # Of such a queue each worker has one of its own: beside them there would be one for all.
+    has_copies = is_fanout and not amqp and not isinstance(queue, Broadcast)
+    return has_copies or bool(_NOT_BESIDE & (queue.queue_arguments or {}).keys())
 
 
 def _origin(queue: Any) -> str:

@@ -59,6 +59,7 @@ WAITER = HOLDER - {"token", "lease_left", "kept", "cooldown", "pause"} | {
     "position",
     "state",
     "names",
+    "sent",
 }
 
 

@@ -20,7 +20,7 @@ from tests.support import RedisServer
 from tests.support.long import LONG
 
 collect_ignore_glob: list[str] = ["inner/*"]
-INSTALLED = all(importlib.util.find_spec(name) for name in ("ddtrace", "flower", "newrelic"))
+INSTALLED = all(map(importlib.util.find_spec, ("ddtrace", "flower", "moto", "newrelic")))
 if not INSTALLED:
     collect_ignore_glob.append("test_*.py")
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from celery import Celery
 from celery.app.control import Inspect
+from redis import Redis
 
 from celery_relock import Lock, LockedTask, doctor
 from celery_relock.admin import Locks
@@ -506,6 +507,36 @@ def test_parked_executions_that_nobody_can_resume(app_with, namespace, monkeypat
     assert (of_others.severity, owed.severity) == ("notice", "error")
     assert "charge" in of_others.what
     assert owed.what.endswith("no process has published 1 parked task whose turn has come")
+
+
+def test_parked_executions_that_are_handed_out_in_vain(app_with, namespace):
+    app = app_with()
+    app.conf.relock_namespace = namespace
+    backend = engine_of(app).backend
+    claims = [Claim(run, f"of-{run}", run, ("a",), (1,), 30.0) for run in "xy"]
+    text = json.dumps({"home": "h", "queue": "q", "headers": {"task": "charge", "id": "7"}})
+    backend.acquire(claims[0])
+    backend.park(claims[1], ParkRequest(text, "h", "7"))
+    backend.release(("a",), "x", "of-x", home="h")
+
+    def told():
+        report = doctor.examine(app, workers=False)
+        (parked,) = report.facts["parked_sample"]
+        whys = Locks(app).why("7").sentence
+        return parked["sent"], [each.what for each in found(report, "parked")], whys
+
+    sent, findings, why = told()
+    assert sent == 1
+    assert "again and again" not in "".join(findings)
+    assert why.endswith("its message is on its way to a worker")
+    with Redis.from_url(app.conf.relock_url) as client:  # as if minutes had passed
+        (key,) = client.keys(f"{namespace}*w:a")
+        place = json.loads(client.hget(key, "y"))
+        client.hset(key, "y", json.dumps({**place, "sent": 5}))
+    sent, findings, why = told()
+    assert sent == 5
+    assert "charge[7] for the lock 'a', whose message was handed out 5 times" in "".join(findings)
+    assert "it was handed out 5 times" in why
 
 
 def test_bursts_that_no_worker_sends(worker):

@@ -47,6 +47,8 @@ def test_a_conflict_with_a_holder_of_no_name_and_no_queue_is_told_as_well() -> N
 def test_a_lock_that_nobody_has_but_others_were_first() -> None:
     text = describe_conflict("a", Conflict("a", 0, 0, "", "", 2))
     assert text == "the lock 'a' is free, but 2 waiters are ahead"
+    text = describe_conflict("a", Conflict("a", 0, 0, "", "", 1))
+    assert text == "the lock 'a' is free, but 1 waiter is ahead"
 
 
 def test_who_shares_a_lock_is_not_said_to_have_shared_it_all_the_time() -> None:

@@ -19,7 +19,7 @@ from kombu.message import Message as Received
 from kombu.utils.json import dumps
 
 from celery_relock.worker import parking
-from celery_relock.worker.message import Header
+from celery_relock.worker.message import Header, parse
 from celery_relock.worker.parking import CARRIED, Carried, RawMessage, carried, parked_text, publish
 from tests.support import new_namespace, wait_for
 
@@ -332,14 +332,32 @@ def test_a_delay_is_an_eta_in_the_body_of_protocol_1(app):
 
 
 def test_what_rabbitmq_noted_of_dead_letters_is_kept_and_its_count_of_deliveries_is_not(app):
-    deaths = {"x-death": [{"queue": "theirs", "count": 1}], "x-delivery-count": 2}
+    counts = {"x-delivery-count": 2, "x-acquired-count": 3}
+    deaths = {"x-death": [{"queue": "theirs", "count": 1}], **counts}
     publish(app, parked_text(app, message(headers=deaths), {}), queue="q.resumed")
     found = published(app, "q.resumed")
     assert found.headers["x-death"] == deaths["x-death"]
-    assert "x-delivery-count" not in found.headers
+    assert not counts.keys() & found.headers.keys()
     parking.come_back(found)
     info = found.delivery_info
     assert (info["exchange"], info["routing_key"], info["queue"]) == ("", "q", "")
+
+
+def test_what_sqs_was_told_for_one_message_is_not_told_for_the_next(app):
+    told = {"MessageGroupId": "g", "MessageDeduplicationId": "d", "DelaySeconds": 60}
+    text = parked_text(app, message(properties={**told, "delay_seconds": 60}), {})
+    assert json.loads(text)["properties"].keys() - message().properties == {"MessageGroupId"}
+
+
+def test_a_header_says_what_is_not_as_it_is_without_it():
+    header = Header("e", attempts=2, kept=(("a", 1),))
+    assert header.content() == {
+        "v": 2,
+        "execution_id": "e",
+        "attempts": 2,
+        "kept": (("a", 1),),
+    }
+    assert parse(header.content()) == header
 
 
 @pytest.mark.parametrize("junk", [None, 7, [], ["a"], {"a": 1}])

@@ -279,7 +279,7 @@ def _():
 
 @row(
     "`Consumer.task_consumer`, `call_soon`, `timer`, `pool.num_processes`, `prefetch_multiplier`, "
-    "`on_decode_error`, `controller`"
+    "`on_decode_error`, `blueprint`"
 )
 def _():
     app, _ = app_with_a_task()
@@ -287,9 +287,16 @@ def _():
     for member in ("task_consumer", "call_soon", "timer", "pool", "prefetch_multiplier"):
         passes(member, consumer)
     passes("on_decode_error", consumer)
-    passes("controller", consumer)
+    passes("state", consumer.blueprint)
     passes("call_repeatedly", consumer.timer)
     passes("num_processes", consumer.pool)
+
+
+@row("`Consumer.controller`, `WorkController.autoscaler`")
+def _():
+    app, _ = app_with_a_task()
+    passes("controller", worker_of(app).consumer)
+    passes("autoscaler", worker_of(app).consumer.controller)
 
 
 @row("`Consumer.hub`, `Hub.on_tick`")

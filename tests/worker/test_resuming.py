@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import time
 import uuid
+from collections import Counter
+from functools import partial
 
 import pytest
-from kombu import Connection, Queue
+from kombu import Connection, Exchange, Queue
 from kombu.common import Broadcast
 
 from celery_relock.engine.parking import Sender
@@ -66,9 +68,9 @@ def ready(worker, queue=None):
     return worker
 
 
-def was_received(worker, result):
+def was_received(worker, result, times=1):
     try:
-        worker.journal.wait_for("received", 5.0, id=result.id)
+        worker.journal.wait_for("received", 5.0, times, id=result.id)
     except AssertionError:
         return False
     return True
@@ -228,6 +230,45 @@ def test_the_worker_s_own_queues_stay_as_they_are_and_are_followed(worker, accou
     assert is_consumed(worker)
 
 
+def test_what_is_sent_again_comes_back_to_a_queue_that_the_worker_was_told_to_consume(
+    start, account
+):
+    worker = ready(start("redis"))
+    name = f"{worker.namespace}-told"
+    told = {"exchange": f"{name}-topic", "exchange_type": "topic", "routing_key": "a.#"}
+    # The pool's children do not hear of it.
+    only = {"destination": [worker.node], "reply": True}
+    assert worker.module.app.control.add_consumer(name, **told, **only)
+    queue = Queue(name, Exchange(told["exchange"], "topic"), routing_key="a.#")
+    lock = held(worker, account)
+    sent = {"queue": queue, "routing_key": "a.b"}
+    result = worker.module.comes_again.apply_async((account,), **sent)
+    worker.wait_for_log(f"{result.id}\\] retry: ")
+    lock.release()
+    assert result.get(timeout=30) == result.id
+
+
+def test_each_worker_runs_its_own_copy_of_what_a_fanout_exchange_of_redis_brings(start, account):
+    namespace, nodes = new_namespace(), ["one@127.0.0.1", "two@127.0.0.1"]
+    of = {"queues": "copies", "namespace": namespace}
+    first, second = (start("redis", **of, arguments=("-n", node)) for node in nodes)
+    queue = first.module.app.conf.task_queues[1]
+    with first.module.app.producer_or_acquire() as producer:
+        take = partial(first.module.takes.apply_async, queue=queue, producer=producer)
+        while not was_received(first, take(("nobody's",)), 2):
+            pass  # Redis tells only who listens already, and a worker that is ready may not yet
+        lock, sent = held(first, account), 3
+        for _ in range(sent):
+            take((account,))
+    wait_until_parked(first, lock.name, sent * len(nodes))
+    lock.release()
+    hosts = Counter(event["host"] for event in took(first, account, sent * len(nodes)))
+    assert hosts == dict.fromkeys(nodes, sent)
+    # One resume queue would be for both, and the wrong one would discard half of the copies.
+    assert is_consumed(second)
+    assert not is_consumed(second, queue.name)
+
+
 @brokers
 @pytest.mark.parametrize("which", ["topic", "fanout"])
 def test_queues_that_others_share_an_exchange_with(start, account, broker, which):
@@ -258,8 +299,13 @@ def test_queues_that_others_share_an_exchange_with(start, account, broker, which
 @brokers
 @pytest.mark.parametrize(
     ("multiplier", "slots"),
-    [("0", ("-c", "2")), ("1", ("--autoscale", "2,1")), ("1", ("-c", "1"))],
-    ids=["without a bound", "autoscale", "pool_grow"],
+    [
+        ("0", ("-c", "2")),
+        ("1", ("--autoscale", "2,1")),
+        ("1", ("--autoscale", "1,1")),
+        ("1", ("-c", "1")),
+    ],
+    ids=["without a bound", "autoscale", "control autoscale", "pool_grow"],
 )
 def test_a_long_resumed_task_holds_up_no_other_that_has_a_slot(start, broker, multiplier, slots):
     env = {"RELOCK_TEST_PREFETCH": multiplier}
@@ -269,9 +315,11 @@ def test_a_long_resumed_task_holds_up_no_other_that_has_a_slot(start, broker, mu
     for account, seconds in zip(accounts, (60, 0), strict=True):
         worker.module.takes_late.delay(account, seconds)
         wait_until_parked(worker, f"account:{account}")
+    control, only = worker.module.app.control, {"destination": [worker.node], "reply": True}
     if slots == ("-c", "1"):
-        control = worker.module.app.control
-        assert control.pool_grow(1, destination=[worker.node], reply=True)
+        assert control.pool_grow(1, **only)
+    if slots == ("--autoscale", "1,1"):
+        assert control.autoscale(2, 1, **only)
     for lock, account in zip(locks, accounts, strict=True):
         lock.release()
         took(worker, account)
@@ -383,6 +431,14 @@ def test_without_the_right_to_a_resume_queue_a_worker_does_without(start, accoun
     lock.release()
     assert result.get(timeout=30) == result.id
     assert not is_consumed(worker)
+
+
+def test_a_worker_that_cannot_start_says_why_and_nothing_of_resume_queues(start):
+    worker = ready(start("amqp"))
+    with pytest.raises(AssertionError, match="the worker ended") as raised:
+        start("amqp", namespace=worker.namespace)  # of the same node name
+    assert "RESOURCE_LOCKED" in str(raised.value)
+    assert "celery_relock/worker" not in str(raised.value)
 
 
 def test_beside_a_queue_with_the_longest_of_names_there_is_no_resume_queue(start, account):

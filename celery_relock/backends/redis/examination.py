@@ -153,12 +153,13 @@ class Examination(NamedTuple):
     def _parked_for(self, links: Connections, bucket: int, raw: bytes) -> Iterator[ParkedTask]:
         prefix, name = self.own_keys.prefix(bucket), raw.decode(errors="surrogateescape")
         with suppress(UnicodeEncodeError):
-            queue, messages = f"{prefix}q:{name}", f"{prefix}m:{name}"
+            queue, places, messages = (f"{prefix}{kind}:{name}" for kind in "qwm")
             (ids,) = ask(links, ("ZRANGE", queue, "0", str(_PARKED_EACH - 1)))
-            asked = [("HGET", messages, each.decode()) for each in ids]
-            for text in filter(None, ask(links, *asked)):
-                with suppress(ValueError, TypeError, AttributeError):  # not of ours
-                    message = json.loads(text)
+            texts = ask(links, *[("HGET", messages, each.decode()) for each in ids])
+            records = ask(links, *[("HGET", places, each.decode()) for each in ids])
+            for text, record in zip(texts, records, strict=True):
+                with suppress(ValueError, TypeError, AttributeError):  # not of ours, or gone
+                    message, place = json.loads(text), json.loads(record)
                     headers = message.get("headers") or {}
                     yield ParkedTask(
                         name,
@@ -166,6 +167,7 @@ class Examination(NamedTuple):
                         str(message.get("queue") or ""),
                         str(headers.get("task", "")),
                         str(headers.get("id", "")),
+                        int(place.get("sent") or 0),
                     )
 
     def _at(self, links: Connections, bucket: int) -> Iterator[str]:

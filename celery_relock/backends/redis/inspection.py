@@ -179,6 +179,7 @@ def _waiter(
         min(float(ticket) / 1e6, at),  # a call in a line can be due later
         tuple(names),
         dict(zip(names, place.get("limits", ()), strict=False)).get(name) == SHARED,
+        int(place.get("sent") or 0),
     )
 
 

@@ -31,6 +31,7 @@ if queues := os.environ.get("RELOCK_TEST_QUEUES"):
     app.conf.task_queues = {
         "topic": [Queue(default), Queue(f"{default}-topic", by_topic, routing_key="a.#")],
         "fanout": [Queue(default), Broadcast(f"{default}-fanout")],
+        "copies": [Queue(default), Queue("copies", Exchange(f"{default}-copies", type="fanout"))],
     }[queues]
 journal = Journal.from_env()
 tenant: ContextVar[str] = ContextVar("tenant", default="nobody")
@@ -100,6 +101,11 @@ def take(self: Any, account: str, seconds: float) -> str:
 @app.task(base=LockedTask, bind=True, lock_key=KEY)
 def takes(self: Any, account: str, seconds: float = 0.0) -> str:
     return take(self, account, seconds)
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_on_conflict="retry")
+def comes_again(self: Any, account: str) -> str:
+    return take(self, account, 0.0)
 
 
 @app.task(base=LockedTask, bind=True, lock_key=KEY, acks_late=True)
