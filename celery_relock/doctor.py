@@ -32,7 +32,7 @@ from .settings import (
     backend_settings,
     enabled,
     option_defaults,
-    plain_name,
+    plain_names,
     visibility_timeout,
 )
 from .version import __version__
@@ -155,8 +155,7 @@ def _settings(app: Any) -> Iterator[Finding]:
     else:
         yield from _memory_of_ends(app)
     known = [f"relock_{name}" for name in (*SETTINGS, *OPTION_NAMES)]
-    for name in [each for each in app.conf if isinstance(each, str)]:
-        plain = plain_name(name, app.conf.prefix or "")
+    for name, plain in plain_names(app.conf).items():
         close = get_close_matches(plain, known, 1, cutoff=0.85)
         if close and not plain.startswith("relock_"):
             yield Finding(

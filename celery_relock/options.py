@@ -524,9 +524,10 @@ def unknown(written: str, prefix: str, others: tuple[str, ...] = ()) -> str:
     from difflib import get_close_matches
 
     names = (*others, *OPTION_NAMES)
-    close = get_close_matches(written.removeprefix(prefix), names, n=1)
-    every = ", ".join(prefix + name for name in names)
-    hint = f"Did you mean {prefix}{close[0]}?" if close else f"There are: {every}."
+    rest = written.removeprefix(prefix)
+    close = get_close_matches(rest.lower(), names, n=1)
+    spelt = [prefix + (name.upper() if rest.isupper() else name) for name in close or names]
+    hint = f"Did you mean {spelt[0]}?" if close else f"There are: {', '.join(spelt)}."
     return f"there is no option {written}. {hint}"
 
 

@@ -170,23 +170,39 @@ def _namespace(conf: Any) -> str:
 
 
 def _read(app: Any) -> Any:
-    conf = app.conf
+    # Reading the first setting replaces Celery's pending configuration.
+    conf = app.conf.finalize()
     known = {_PREFIX + name for name in (*SETTINGS, *OPTION_NAMES)}
-    for written in conf:
-        name = plain_name(str(written), conf.prefix or "")
+    for written, name in plain_names(conf).items():
+        before = written[: len(written) - len(name)]
         if name.startswith(_PREFIX) and name not in known:
-            raise LockConfigError(f"settings: {unknown(name, _PREFIX, SETTINGS)}")
+            prefix = written[: len(before) + len(_PREFIX)]
+            raise LockConfigError(f"settings: {unknown(written, prefix, SETTINGS)}")
         if name.removeprefix("lock_") in OPTION_NAMES and name.startswith("lock_"):
+            meant = f"{_PREFIX}{name.removeprefix('lock_')}"
             raise LockConfigError(
-                f"settings: {name} is an option of a task. The default for all tasks of the app is "
-                f"{_PREFIX}{name.removeprefix('lock_')}."
+                f"settings: {written} is an option of a task. The default for all tasks of the app "
+                f"is {before}{meant.upper() if written.isupper() else meant}."
             )
-    return app.conf  # reading the first setting replaces Celery's pending configuration
+    return conf
 
 
-def plain_name(written: str, namespace: str) -> str:
-    """The name of a setting without Celery's namespace, in lower case."""
-    return written.lower().removeprefix(namespace.lower()).removeprefix("celery_")
+def plain_names(conf: Any) -> dict[str, str]:
+    """What an app's configuration has: each name as it is written, and in lower case without
+    Celery's namespace.
+
+    With a namespace, Celery reads what begins with it, and names in lower case. The other names in
+    its configuration object, which can be all of Django's settings, are for others.
+    """
+    namespace, found = (conf.prefix or "").lower(), {}
+    for settings in conf.maps:
+        for written in map(str, settings):
+            name = written.lower()
+            if name.startswith(namespace) and namespace:
+                found[written] = name.removeprefix(namespace)
+            elif not namespace or settings is conf.maps[0] or written.islower():
+                found[written] = name.removeprefix("celery_")
+    return found
 
 
 def _get(conf: Any, name: str, default: Any = _UNSET) -> Any:

@@ -271,7 +271,9 @@ def test_settings_that_are_misspelt(app_with):
     wrong = only(doctor.quick(app_with(relock_tttl=3)), "settings")
     assert wrong.severity == "error"
     assert "Did you mean relock_ttl?" in wrong.what
-    near = only(doctor.quick(app_with(relok_min_replicas=1)), "settings")
+    app = app_with(relok_min_replicas=1)
+    app.add_defaults({"relok_min_replicas": 2})
+    near = only(doctor.quick(app), "settings")
     assert near.severity == "warning"
     assert near.do == "Write relock_min_replicas."
     assert doctor.quick(app_with(relock_ttl=3)) == ()
@@ -343,7 +345,9 @@ def test_settings_that_are_for_tests(app_with, settings, what):
 def test_settings_of_django_without_the_namespace_of_celery():
     code = """
         from django.conf import settings
-        settings.configure(RELOCK_TTL=5, CELERY_RELOCK_URL="redis://127.0.0.1:1/0")
+        settings.configure(
+            RELOCK_TTL=5, LOCK_MAX_WAIT=3, CELERY_RELOCK_URL="redis://127.0.0.1:1/0"
+        )
         from celery import Celery
         app = Celery("shop")
         app.config_from_object("django.conf:settings", namespace="CELERY")

@@ -219,6 +219,18 @@ def test_an_option_of_a_task_among_the_settings_is_refused_with_the_name_of_its_
         read(app)
 
 
+@pytest.mark.parametrize("name", ["LOCK_TTL", "LOCK_LIMIT", "RELOCK_FOR_STAFF", "CELERY_RELOCK_X"])
+@pytest.mark.parametrize("read", [backend_settings, option_defaults])
+def test_a_setting_of_the_project_outside_of_the_namespace_is_none_of_ours(
+    name: str, read: Any
+) -> None:
+    app = Celery("shop", broker="redis://h", set_as_current=False)
+    app.config_from_object({name: 1, "SHOP_RELOCK_TTL": 5}, namespace="SHOP")
+
+    read(app)
+    assert option_defaults(app) == {"ttl": 5}
+
+
 def test_an_empty_namespace_is_refused() -> None:
     with pytest.raises(LockConfigError, match="relock_namespace is empty"):
         backend_settings(make(broker_url="redis://h", relock_namespace=""))
@@ -229,7 +241,7 @@ def test_an_empty_namespace_is_refused() -> None:
     [
         ("relock_tll", "relock_ttl"),
         ("relock_uri", "relock_url"),
-        ("RELOCK_NAMESPAC", "relock_namespace"),
+        ("RELOCK_NAMESPAC", "RELOCK_NAMESPACE"),
     ],
 )
 @pytest.mark.parametrize("read", [backend_settings, option_defaults])
@@ -239,19 +251,28 @@ def test_an_unknown_setting_is_refused_and_the_right_one_suggested(
     app = make(broker_url="redis://h")
     app.conf[written] = 1
 
-    with pytest.raises(LockConfigError, match=f"no option {written.lower()}. Did you mean {meant}"):
+    with pytest.raises(LockConfigError, match=f"no option {written}. Did you mean {meant}"):
         read(app)
 
 
 @pytest.mark.parametrize(
-    ("written", "namespace"),
-    [("CELERY_RELOCK_TLL", "CELERY"), ("SHOP_RELOCK_TLL", "SHOP"), ("shop_relock_tll", "shop")],
+    ("written", "namespace", "meant"),
+    [
+        ("CELERY_RELOCK_TLL", "CELERY", "CELERY_RELOCK_TTL"),
+        ("SHOP_RELOCK_TLL", "SHOP", "SHOP_RELOCK_TTL"),
+        ("shop_relock_tll", "shop", "shop_relock_ttl"),
+        ("CELERY_LOCK_TTL", "CELERY", "CELERY_RELOCK_TTL"),
+        ("relock_tll", "CELERY", "relock_ttl"),
+        ("lock_ttl", "CELERY", "relock_ttl"),
+    ],
 )
-def test_an_unknown_setting_behind_a_namespace_is_refused_too(written: str, namespace: str) -> None:
+def test_an_unknown_setting_behind_a_namespace_is_refused_as_it_is_spelt(
+    written: str, namespace: str, meant: str
+) -> None:
     app = Celery("shop", set_as_current=False)
     app.config_from_object({written: 1}, namespace=namespace)
 
-    with pytest.raises(LockConfigError, match="mean relock_ttl"):
+    with pytest.raises(LockConfigError, match=rf" {written}\b.* {meant}[.?]"):
         option_defaults(app)
 
 
