@@ -188,21 +188,24 @@ def _read(app: Any) -> Any:
 
 
 def plain_names(conf: Any) -> dict[str, str]:
-    """What an app's configuration has: each name as it is written, and in lower case without
-    Celery's namespace.
-
-    With a namespace, Celery reads what begins with it, and names in lower case. The other names in
-    its configuration object, which can be all of Django's settings, are for others.
-    """
+    """What an app's configuration has for Celery: each name as it is written, and in lower case
+    without Celery's namespace."""
     namespace, found = (conf.prefix or "").lower(), {}
     for settings in conf.maps:
         for written in map(str, settings):
             name = written.lower()
             if name.startswith(namespace) and namespace:
                 found[written] = name.removeprefix(namespace)
-            elif not namespace or settings is conf.maps[0] or written.islower():
+            elif written.islower() or _is_all_ours(conf, settings):
                 found[written] = name.removeprefix("celery_")
     return found
+
+
+def _is_all_ours(conf: Any, settings: object) -> bool:
+    """Whether everything in one of the maps of a configuration is for Celery. With a namespace,
+    Celery reads of its configuration object, which can be all of Django's settings, what begins
+    with that, and names in lower case."""
+    return not conf.prefix or settings is conf.maps[0]
 
 
 def _get(conf: Any, name: str, default: Any = _UNSET) -> Any:
@@ -211,10 +214,11 @@ def _get(conf: Any, name: str, default: Any = _UNSET) -> Any:
     `conf.get` will not do: it does not know the old upper-case spellings of a setting that is not
     Celery's, and in Celery 5.4 a name with the namespace precedes a value set on the app.
     """
-    plain = (name, f"celery_{name}", f"{conf.prefix or ''}{name}")
-    spellings = (*plain, *map(str.upper, plain))
+    prefixed = f"{conf.prefix or ''}{name}"
+    everywhere = (name, prefixed, prefixed.upper())
+    on_the_app = (*everywhere, name.upper(), f"celery_{name}", f"CELERY_{name.upper()}")
     for settings in conf.maps:
-        for spelling in spellings:
+        for spelling in on_the_app if _is_all_ours(conf, settings) else everywhere:
             try:
                 return settings[spelling]
             except KeyError:

@@ -133,7 +133,7 @@ CONFIGURED = {
     "lower case": ({"relock_url": "redis://h/1", "relock_ttl": 5}, None),
     "namespace": ({"CELERY_RELOCK_URL": "redis://h/1", "CELERY_RELOCK_TTL": 5}, "CELERY"),
     "lower-case namespace": ({"shop_relock_url": "redis://h/1", "shop_relock_ttl": 5}, "shop"),
-    "namespace not used": ({"RELOCK_URL": "redis://h/1", "RELOCK_TTL": 5}, "CELERY"),
+    "lower case, namespace not used": ({"relock_url": "redis://h/1", "relock_ttl": 5}, "CELERY"),
     "upper case": ({"RELOCK_URL": "redis://h/1", "RELOCK_TTL": 5}, None),
     "old upper case": (
         {"BROKER_URL": "amqp://", "CELERY_RELOCK_URL": "redis://h/1", "CELERY_RELOCK_TTL": 5},
@@ -160,6 +160,21 @@ def test_what_is_set_on_the_app_goes_before_its_configuration_object() -> None:
     app.conf.relock_url = "redis://app"
 
     assert found(app)[0] == "redis://app"
+
+
+@pytest.mark.parametrize("before", ["", "CELERY_"])
+def test_capitals_without_the_namespace_are_not_read_in_the_configuration_object(
+    before: str,
+) -> None:
+    app = Celery("shop", broker="redis://broker", set_as_current=False)
+    settings = {f"{before}RELOCK_URL": "redis://h/1", f"{before}RELOCK_TTL": 5}
+    app.config_from_object(settings, namespace="SHOP")
+    assert found(app) == ("redis://broker", "broker_read_url")
+    assert option_defaults(app) == {}
+
+    app.conf.update(settings)
+    assert found(app) == ("redis://h/1", "relock_url")
+    assert option_defaults(app) == {"ttl": 5}
 
 
 def test_a_module_named_in_the_environment_configures(tmp_path: Path) -> None:
