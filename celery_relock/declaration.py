@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from celery import Task
 from celery.exceptions import TaskPredicate
@@ -116,6 +116,7 @@ def not_executed(task: Any) -> Iterator[None]:
 
 # By app, and by which of its settings: None without locks.
 _engines: WeakKeyDictionary[Any, tuple[BackendSettings | None, Engine]] = WeakKeyDictionary()
+_declared: WeakSet[Any] = WeakSet()
 _guard = Guard()
 
 
@@ -161,6 +162,13 @@ def forget_engine(app: Any) -> None:
     _engines.pop(app, None)
 
 
+def forget_settings() -> None:
+    """The settings of some app have changed: they are all read anew when next needed."""
+    _engines.clear()
+    for cls in list(_declared):
+        declare_anew(cls)
+
+
 def declaration(cls: Any) -> Declaration:
     """The declaration of a task class that is bound to its app.
 
@@ -173,6 +181,7 @@ def declaration(cls: Any) -> Declaration:
         return found
     made = _declare(cls)
     setattr(cls, _KEPT, made)
+    _declared.add(cls)
     return made
 
 

@@ -23,8 +23,16 @@ class RelockConfig(AppConfig):  # type: ignore[misc]  # Django ships no types
 
     def ready(self) -> None:
         from celery import current_app
+        from django.core.signals import setting_changed
 
         from . import checks  # noqa: F401  # registers itself
 
         # Now, in the main thread: in another one the current app is Celery's default.
         self.celery = current_app._get_current_object()
+        setting_changed.connect(_forget_settings)  # sent by tests alone
+
+
+def _forget_settings(**_: Any) -> None:
+    from ...declaration import forget_settings
+
+    forget_settings()
