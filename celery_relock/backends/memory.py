@@ -1623,7 +1623,9 @@ class MemoryBackend:
             raise LockConfigError(
                 "relock_url='memory://' keeps the locks in the memory of one process, and this "
                 f"process ({platform.pid}) was forked from it ({self._pid}): a lock held here "
-                "would exclude nobody there. Let tests use the threads or the solo pool, or a Redis"
+                "would exclude nobody there. Let tests use the threads or the solo pool, or a "
+                "Redis. For Django's test --parallel give the test classes "
+                '@override_settings(CELERY_RELOCK_NAMESPACE="tests")'
             )
 
 

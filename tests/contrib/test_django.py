@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from tests.support.programs import said_by
+from tests.support.worker import ROOT
 
 pytest.importorskip("django", reason="Django is not installed")
 
@@ -46,3 +52,64 @@ refuse_late_settings(app)  # as a worker does when it starts
     outside = "RedisBackend 30.0"
     shown = said_by(code).splitlines()
     assert shown == [*([outside] if before else []), "MemoryBackend 5.0", "NoLocks 30.0", outside]
+
+
+# Uses a lock before the runner forks.
+TESTS = """
+from django.test import SimpleTestCase, override_settings
+from shop import charge
+
+charge.lock_for(42)
+
+class One(SimpleTestCase):
+    def test_it(self):
+        assert charge(42) > 0
+
+class Two(One):
+    pass
+"""
+SHOP = """
+from celery import Celery
+from celery_relock import LockedTask
+
+app = Celery("shop")
+app.config_from_object("django.conf:settings", namespace="CELERY")
+
+@app.task(bind=True, base=LockedTask, lock_key="account:{account_id}")
+def charge(self, account_id):
+    return self.lock.fence
+"""
+# The start method is to be that which Python had for long.
+SITE = """
+import multiprocessing
+from django.conf import settings
+from django.core.management import execute_from_command_line
+multiprocessing.set_start_method("fork")
+settings.configure(
+    INSTALLED_APPS=["celery_relock.contrib.django"], CELERY_RELOCK_URL="memory://"
+)
+import shop
+execute_from_command_line(["manage.py", "test", "--parallel", "2"])
+"""
+
+
+@pytest.mark.parametrize("cure", ["", '@override_settings(CELERY_RELOCK_NAMESPACE="tests")'])
+def test_a_test_in_a_forked_process_of_djangos_runner_is_told_how_to_have_locks_of_its_own(
+    tmp_path: Path, cure: str
+) -> None:
+    (tmp_path / "shop.py").write_text(SHOP)
+    (tmp_path / "manage.py").write_text(SITE)
+    (tmp_path / "tests.py").write_text(TESTS.replace("class One", f"{cure}\nclass One"))
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "manage.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert (done.returncode == 0) == bool(cure), done.stderr
+    told = "was forked from it" in done.stderr and "override_settings" in done.stderr
+    assert told == (not cure)
