@@ -37,6 +37,9 @@ _NEVER_STABLE = (
     types.ModuleType,
     io.IOBase,
 )
+# Where Django's rows and queries are from: the text of a row is what its author likes to read, and
+# that of a query is made of the rows that it finds.
+_ROWS = {"django.db.models.base", "django.db.models.query"}
 _ZONED = (datetime, time)
 
 
@@ -119,6 +122,9 @@ def described(value: object, show: Callable[[object], str] = repr) -> str:
         Unstable: it says nothing but its address, or stands for something of this process alone.
     """
     kind = type(value)
+    # By `__class__`: a lazy object (`request.user`) has that of its row.
+    if any(each.__module__ in _ROWS for each in value.__class__.__mro__):
+        raise Unstable(value, "is a row or a query, whose text can change. Name a key: {order.pk}")
     silent = kind.__repr__ is object.__repr__ and (show is repr or kind.__str__ is object.__str__)
     passing = isinstance(value, _NEVER_STABLE) or hasattr(kind, "__next__")
     if silent or passing or hasattr(kind, "fileno"):
