@@ -41,12 +41,15 @@ class RabbitServer(Server):
     """A running server with its own node, port mapper and data. What was killed comes back on the
     same port, with its durable queues, by `restart`.
 
+    Args:
+        mate: a server with which it forms a cluster. It has to stop first.
+
     Attributes:
         port: of AMQP on 127.0.0.1, the same after `restart`.
         url: `amqp://…//`.
     """
 
-    def __init__(self, binary: str | None = None):
+    def __init__(self, binary: str | None = None, mate: RabbitServer | None = None):
         found = binary or find_rabbitmq_server()
         if found is None:
             raise FileNotFoundError("no rabbitmq-server")
@@ -54,7 +57,14 @@ class RabbitServer(Server):
         self.binary = found
         self._node = f"relock-{uuid.uuid4().hex[:8]}"
         self.port, self._distribution = free_port(), free_port()
-        self._mapper, self._names = self._map_names()
+        self._names: subprocess.Popen[Any] | None = None
+        self._config = ""
+        if mate is None:
+            self._mapper, self._names = self._map_names()
+        else:
+            self._mapper = mate._mapper
+            shutil.copy2(mate._folder / ".erlang.cookie", self._folder)
+            self._config = f"cluster_formation.classic_config.nodes.1 = {mate._node}@localhost\n"
         try:
             self._start_somewhere()
         except BaseException:
@@ -71,7 +81,8 @@ class RabbitServer(Server):
 
     def stop(self) -> None:
         self.kill()
-        reaper.end(self._names)
+        if self._names is not None:
+            reaper.end(self._names)
         super().stop()
 
     def _map_names(self) -> tuple[int, subprocess.Popen[Any]]:
@@ -105,7 +116,7 @@ class RabbitServer(Server):
     def _environment(self) -> dict[str, str]:
         folder = str(self._folder)
         (self._folder / "plugins").write_text("[].\n")
-        (self._folder / "rabbitmq.conf").touch()
+        (self._folder / "rabbitmq.conf").write_text(self._config)
         return {
             "HOME": folder,  # for the cookie
             "ERL_EPMD_ADDRESS": "127.0.0.1",

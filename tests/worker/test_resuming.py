@@ -6,6 +6,7 @@ import itertools
 import time
 import uuid
 from collections import Counter
+from contextlib import ExitStack
 from functools import partial
 
 import pytest
@@ -19,8 +20,11 @@ from celery_relock.worker import parking, resuming
 from celery_relock.worker.parking import Outbox, channel, home
 from celery_relock.worker.resuming import TRIP
 from tests.support import Worker, new_namespace, wait_for
+from tests.support.long import LONG
+from tests.support.missing import missing
 from tests.support.parked import engine_here, is_consumed, lock_of, state_of, wait_until_parked
 from tests.support.programs import said_by
+from tests.support.rabbitmq import RabbitServer, find_rabbitmq_server
 from tests.support.tcp import TcpProxy
 
 pytestmark = pytest.mark.slow
@@ -431,6 +435,36 @@ def test_without_the_right_to_a_resume_queue_a_worker_does_without(start, accoun
     lock.release()
     assert result.get(timeout=30) == result.id
     assert not is_consumed(worker)
+
+
+@pytest.mark.skipif(not LONG, reason="only in the long form")
+def test_a_resume_queue_on_a_node_that_is_down_stops_no_worker_and_is_read_when_it_is_up(
+    start, account
+):
+    if find_rabbitmq_server() is None:
+        missing("no rabbitmq-server")
+    with ExitStack() as stack:
+        servers = [RabbitServer()]
+        stack.callback(servers[0].stop)
+        servers.append(RabbitServer(mate=servers[0]))
+        stack.callback(servers[1].stop)
+        namespace = new_namespace()
+        with Connection(servers[1].url) as connection:  # that is where it is from now on
+            beside = Queue(f"queue-{namespace}.resumed", queue_arguments=LASTING)
+            beside(connection.channel()).declare()
+        broker = {"RELOCK_TEST_BROKER": servers[0].url}
+        worker = ready(start("redis", namespace=namespace, env=broker))
+        servers[1].kill()
+        worker.wait_for_log("Connection to broker lost")
+        for _ in range(3):
+            lock = held(worker, account)
+            result = worker.module.takes.delay(account)
+            wait_until_parked(worker, lock.name)
+            lock.release()
+            assert result.get(timeout=30) == result.id
+        worker.wait_for_log("no resume queue beside .* again in a minute", 120)
+        servers[1].restart()
+        wait_for(lambda: is_consumed(worker), 120, "the resume queue to be read")
 
 
 def test_a_worker_that_cannot_start_says_why_and_nothing_of_resume_queues(start):
