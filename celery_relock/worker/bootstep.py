@@ -13,7 +13,7 @@ from typing import Any
 from celery import bootsteps
 from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.concurrency.thread import TaskPool as ThreadPool
-from celery.signals import worker_shutdown
+from celery.signals import import_modules, worker_shutdown
 from celery.worker.state import active_requests, reserved_requests
 
 from ..declaration import engine_of, has_locks, locked_tasks, refuse_late_settings
@@ -28,6 +28,26 @@ from . import events as worker_events
 from .message import HEADER, parse
 from .report import report
 from .resuming import Resumer
+from .spawned import hand_on
+
+
+def begin(app: Any) -> None:
+    """What a process of a worker begins with that executes tasks."""
+    unlocked.prepare(app)
+    journal.on = True
+
+
+def begin_spawned(app: Any) -> None:
+    """As `begin`, in a spawned child, which has no tasks yet. Celery makes their tracers as soon as
+    it has them all."""
+
+    def finalized(**_: Any) -> None:
+        begin(app)
+
+    def is_made(**_: Any) -> None:
+        app.on_after_finalize.connect(finalized, weak=False)
+
+    import_modules.connect(is_made, sender=app, weak=False)
 
 
 class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no types
@@ -47,10 +67,7 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
 
     def include_if(self, w: Any) -> bool:
         company.tell(w.app)
-        if not has_locks(w.app):
-            return False
-        unlocked.prepare(w.app)
-        return True
+        return has_locks(w.app)
 
     def create(self, w: Any) -> None:
         platform.refuse_eventlet()
@@ -64,7 +81,8 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
             )
         engine = engine_of(w.app)  # what is wrong with its settings would fail each of its tasks
         # Before the pool forks, so that its children have it.
-        journal.on = True
+        begin(w.app)
+        hand_on(w.app, begin_spawned)
         parking.carry(_may_be_parked)
         w.relock_resumer = Resumer(engine, control.Revoked(engine.backend), _resumed_here)
         self._watchers = Reaper(engine.backend, engine.parking), w.relock_resumer

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -23,6 +24,7 @@ from ..engine.lease import Lease
 from ..engine.protocol import LINE, Message
 from ..errors import LockLost
 from .message import running_request
+from .spawned import hand_on
 
 #: The state of a task whose message is parked. Not a ready one: `get()` goes on waiting.
 BLOCKED = "BLOCKED"
@@ -81,13 +83,22 @@ def tell_resumed(app: Any, message: Message, headers: Mapping[str, Any]) -> None
         events.tell(LockEvent("resumed", names, message.execution_id, "", work=work))
 
 
-def _remember(sender: Any = None, **_: Any) -> None:
-    # Before the pool forks, so that its children know.
+def _remember(worker: Any) -> None:
     global _worker
-    _worker = sender
+    _worker = worker
     _told.clear()
-    if sender.task_events:
+    if worker.task_events:
         _told.update(_SENT)
+
+
+def _begins(sender: Any = None, **_: Any) -> None:
+    # Before the pool starts, so that its children know.
+    _remember(sender)
+    hand_on(sender.app, _begins_spawned, sender.hostname, bool(sender.task_events))
+
+
+def _begins_spawned(hostname: str, task_events: bool, app: Any) -> None:
+    _remember(SimpleNamespace(app=app, hostname=hostname, task_events=task_events))
 
 
 def forget(worker: Any) -> None:
@@ -186,4 +197,4 @@ def producer_of(app: Any) -> Iterator[Any]:
 
 events.let_through(SoftTimeLimitExceeded)
 events.subscribe(_send, _told)
-worker_init.connect(_remember, weak=False, dispatch_uid="celery_relock.telling")
+worker_init.connect(_begins, weak=False, dispatch_uid="celery_relock.telling")

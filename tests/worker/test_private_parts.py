@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import inspect
 import logging
+import pickle
 import sys
+from functools import partial
 from threading import Thread
 from types import SimpleNamespace
 
@@ -15,6 +17,7 @@ from celery import VERSION, Celery, Task, current_app
 from celery._state import _get_active_apps, _task_stack
 from celery.app.task import Context
 from celery.app.trace import build_tracer
+from celery.concurrency.prefork import process_initializer
 from celery.events.state import Task as ShownTask
 from celery.exceptions import Ignore, WorkerLostError
 from celery.local import Proxy
@@ -338,6 +341,29 @@ def _():
 def _():
     app, _ = app_with_a_task()
     assert worker_of(app, task_events=True).task_events
+
+
+_made = []
+
+
+def _make(told, app):
+    _made.append((told, app))
+
+
+@row("`Celery.fixups`, which a spawned child makes its app with before the tracers of its tasks")
+def _():
+    app, _ = app_with_a_task()
+    app.fixups = [*app.fixups, partial(_make, "told")]
+    made = pickle.loads(pickle.dumps(app))
+    assert _made == [("told", made)]
+    begun = inspect.getsource(process_initializer)
+    parts = ["loader.init_worker()", "setup_worker_optimizations(", "= build_tracer("]
+    if VERSION >= (5, 7):
+        assert sorted(parts, key=begun.index) == parts
+    calls = []
+    made.on_after_finalize.connect(lambda **_: calls.append(sorted(made._tasks)), weak=False)
+    made.finalize()
+    assert calls == [sorted(made._tasks)]
 
 
 @row("`celery.events.state.Task.event`")
