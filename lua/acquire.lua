@@ -20,6 +20,7 @@
 -- Reply {DEADLOCK, lock, label, …}: waiting would never end: the holder of the lock waits for the next lock, and so on
 -- Reply {DUPLICATE, ms, label}: another attempt of the same execution lives, for ms more without renewal
 -- Reply {ENDED}: the execution, or this attempt, has ended already
+-- Reply {ENDED, replaced}: it has not begun, and will not: another one has taken its place
 -- Keeps: at most `limit` live permits; nobody beside sharers; re-entry never waits; only whom those ahead wait for overtakes; idempotent
 -- Uses: lib/publish
 
@@ -174,12 +175,12 @@ end
 local function refusal()
   -- A command can arrive after its own release, if the client sent it again on a new connection.
   local ended = redis.call('GET', tombstone)
-  if ended == '*' then
+  if Base.is_over(ended) then
     -- Its parked message, wherever it is, has no purpose any more.
     Turns.withdraw(call, execution)
   end
-  if ended == '*' or ended and string.find(ended, ' ' .. attempt .. ' ', 1, true) then
-    return { 'ENDED' }
+  if Base.is_over(ended) or ended and string.find(ended, ' ' .. attempt .. ' ', 1, true) then
+    return { 'ENDED', string.match(ended, 'replaced') }
   end
   local left, text, holds = Claim.other_attempt(me)
   if left and holds and asked and asked.message then

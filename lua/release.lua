@@ -5,7 +5,7 @@
 -- ARGV[1.1] execution: id, the execution of one message
 -- ARGV[1.2] attempt: id, the attempt that acquired the locks
 -- ARGV[1.3] remember: ms, life of the tombstone
--- ARGV[1.4] ended: `execution` or `attempt`, what has ended and leaves a tombstone; `killed` is an attempt; missing for nothing
+-- ARGV[1.4] ended: `execution` or `attempt`, what has ended and leaves a tombstone; `killed` is an attempt, `replaced` an execution that had it; missing for nothing
 -- ARGV[2] homes: ids with spaces between, the brokers that the caller can publish to; empty for none
 -- ARGV[3.1] keep: ms, for how long the holds, or the place in a line, are kept for each successor; missing for none
 -- ARGV[3.2..] successor: id, the executions that the holds are left to; `cooldown.…` is nobody
@@ -60,9 +60,10 @@ end
 -- that has ended stays ended.
 local function remember_end()
   local before = ended ~= 'execution' and redis.call('GET', tombstone)
-  if before ~= '*' then
+  if not Base.is_over(before) then
     local how = attempt .. (ended == 'killed' and ' killed ' or ' ')
-    redis.call('SET', tombstone, ended == 'execution' and '*' or (before or ' ') .. how, 'PX', remember)
+    local for_good = ended == 'execution' and '*' or ended == 'replaced' and '* replaced'
+    redis.call('SET', tombstone, for_good or (before or ' ') .. how, 'PX', remember)
   end
 end
 
@@ -91,7 +92,7 @@ local function reply()
   for _, lock in ipairs(locks) do
     count = count + lock.released
   end
-  if ended ~= '' then
+  if ended ~= '' and (ended ~= 'replaced' or count > 0) then
     remember_end()
   end
   if failure and count == 0 then
@@ -137,7 +138,7 @@ local function leave_to_successors(lock)
   for each in string.gmatch(successors, '%S+') do
     local how = redis.call('GET', call.prefix .. 'd:' .. each)
     local is_killed = how and string.find(how, ' killed $') and each ~= execution
-    local comes = how ~= '*' and not is_killed
+    local comes = not Base.is_over(how) and not is_killed
     if comes and Queue.is_line(lock) then
       Lines.succeed(call, lock, each, hold, label, keep)
     elseif comes and not lock.holds[each] then

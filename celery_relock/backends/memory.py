@@ -71,6 +71,8 @@ _TRIPS = 5
 _DAY = 86_400.0
 # The most messages in a reply; the others are owed.
 _MOST = 100
+# What is remembered of an execution that was replaced before it had begun.
+_REPLACED = "* replaced"
 # Seconds after which a listener checks again whether it is still wanted.
 _STILL_WANTED = 2.0
 
@@ -261,7 +263,7 @@ class _State:
         of_task: by task id, the execution that was parked last.
         due: when to look at a lock ("l", name), and when to resume an execution ("r", id).
         owed: by home, the executions whose turn came when nobody could publish, and since when.
-        ended: how an execution ended ("*", or the attempts that did), and until when to remember.
+        ended: how an execution ended (see `_Command.ended`), and until when to remember.
         live: by channel, the workers that consume it, and until when they count.
         ears: by inbox, its listeners.
         sent: the places in lines, by execution, and by the task with a `#` before it.
@@ -374,8 +376,8 @@ class _Command:
         return min((hold.expiry - self.now for hold in lock.holds.values()), default=0.0)
 
     def ended(self, execution_id: str) -> str:
-        """How an execution has ended: "*" for good, or " attempt attempt killed … ", where "killed"
-        is said of the attempt before it; "" if not known."""
+        """How an execution has ended: "*" for good, "* replaced" before it had begun, or " attempt
+        attempt killed … ", where "killed" is said of the attempt before it; "" if not known."""
         how, until = self.state.ended.get(execution_id, ("", 0.0))
         return how if until > self.now else ""
 
@@ -386,6 +388,17 @@ class _Command:
         for oldest in list(islice(ended, 3)):  # keeps it bounded
             if ended[oldest][1] <= self.now:
                 del ended[oldest]
+
+    def remember_end(self, execution_id: str, attempt_id: str, ended: str, seconds: float) -> None:
+        """An attempt is added to those that have ended: a copy of any of them can be on its way. An
+        execution that has ended stays ended."""
+        before = self.ended(execution_id)
+        if ended == "execution":
+            self.remember(execution_id, "*", seconds)
+        elif not _is_over(before):
+            how = f"{attempt_id} killed " if ended == "killed" else f"{attempt_id} "
+            how = _REPLACED if ended == "replaced" else f"{before or ' '}{how}"
+            self.remember(execution_id, how, seconds)
 
     def renew(self, renewal: Renewal) -> bool:
         hold = self.lock(renewal.name).holds.get(renewal.execution_id)
@@ -415,7 +428,7 @@ class _Command:
         for each in successor.execution_id.split():
             ended = self.ended(each)
             is_killed = ended.endswith(" killed ") and each != execution_id
-            if ended != "*" and not is_killed:
+            if not _is_over(ended) and not is_killed:
                 yield each
 
     # --- places -----------------------------------------------------------------------------------
@@ -809,7 +822,7 @@ class _Command:
             place.turn is not None and self._one_has_come(lock)
         )
         late = max(place.turn or self.now, place.due) + call.gap
-        is_over = self.ended(place.execution_id) == "*"
+        is_over = _is_over(self.ended(place.execution_id))
         if not is_over and place.execution_id in self.state.parked:
             # It came, and is parked for its lock.
             place.turn, place.ends = None, max(place.ends, self.now + 2 * _DAY)
@@ -1095,10 +1108,10 @@ class _Acquire(_Command):
     def _refusal(self) -> Answer | Parked | None:
         """The answer to an execution, or an attempt, that must not go on."""
         ended = self.ended(self.me)
-        if ended == "*":
+        if _is_over(ended):
             self.withdraw(self.me)  # its parked message has no purpose any more
-        if ended == "*" or f" {self.claim.attempt_id} " in ended:
-            return Ended()
+        if _is_over(ended) or f" {self.claim.attempt_id} " in ended:
+            return Ended(replaced=ended == _REPLACED)
         other = self._other_attempt()
         if other is None:
             return None
@@ -1416,14 +1429,8 @@ class MemoryBackend:
                 command.promote(lock)
                 for each in () if lock.is_line else successors:
                     command.inherit(lock, each)
-            # An execution that has ended stays ended. An attempt is added to those that have
-            # ended: a copy of any of them can be on its way.
-            before = command.ended(execution_id)
-            if ended == "execution":
-                command.remember(execution_id, "*", remember)
-            elif ended and before != "*":
-                how = f"{attempt_id} killed " if ended == "killed" else f"{attempt_id} "
-                command.remember(execution_id, f"{before or ' '}{how}", remember)
+            if ended and (had or ended != "replaced"):
+                command.remember_end(execution_id, attempt_id, ended, remember)
             return Released(had, tuple(command.messages))
 
     def downgrade(
@@ -1672,6 +1679,11 @@ def _takes_back(place: _Place, attempt_id: str, ended: str) -> bool:
         return True
     parked_it = place.attempt_id == attempt_id and not place.arrived
     return (parked_it and ended != "killed") or ended == "execution"
+
+
+def _is_over(ended: str) -> bool:
+    """Whether an execution has ended, and not only attempts of it."""
+    return ended.startswith("*")
 
 
 def _open_burst(lock: _Lock) -> _Place | None:

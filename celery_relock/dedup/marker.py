@@ -148,7 +148,8 @@ def drop_begun(engine: Engine, name: str, there: Found) -> None:
 
 
 def take_away(engine: Engine, marker: Marker, there: Found) -> bool:
-    """Take the marker for good from a call that has not begun. False if it has, or has none."""
+    """Take the marker for good from a call that has not begun, and remember that it was replaced.
+    False if it has begun, or has none."""
     while True:
         hold = hold_of(engine, marker.name, there.execution_id)
         if hold is None or (marker.until != START and hold.attempt_id != KEPT):
@@ -156,7 +157,7 @@ def take_away(engine: Engine, marker: Marker, there: Found) -> bool:
         # In one step with the end of its hold: an execution that waits in a worker slot asks when
         # it is to begin, and one that arrives must not take the marker again before the call that
         # comes instead has got it.
-        how = ("execution", max(hold.remaining, engine.remember))
+        how = ("replaced", max(hold.remaining, engine.remember))
         own, attempt_id = hold.execution_id, hold.attempt_id
         if engine.backend.release([marker.name], own, attempt_id, *how).had:
             return True

@@ -18,12 +18,11 @@ from ..engine.engine import Engine
 from ..engine.events import logger
 from ..engine.hold import Body, MakeHold
 from ..engine.lease import State
-from ..engine.protocol import Ended, Successor
+from ..engine.protocol import Answer, Ended, HoldInfo, Successor
 from ..errors import LockUnavailable, RelockError
 from ..worker.beside import HeldBeside
 from ..worker.conflict import end_unexecuted, release
 from ..worker.delivery import delivery_of, retry_of
-from ..worker.events import BLOCKED
 from ..worker.message import header_of
 from ..worker.states import Late, SentAgain, Waits, end_dropped, is_requeued, show_revoked
 from . import client, marker
@@ -50,7 +49,7 @@ def around(
     """
     call = _call(task, declared, message, names)
     execution = _Execution(call, message)
-    replaces = call.options.on_duplicate == "replace"
+    delivery_of(message).ended_for_good = execution.ask_replaced
 
     def marked_body(make_hold: MakeHold) -> Any:
         execution.begin()
@@ -63,12 +62,9 @@ def around(
         try:
             return locked(marked_body)
         except Late:
-            if replaces:
-                execution.show_replaced()
+            execution.show_replaced()
             raise
 
-    if replaces:
-        delivery_of(message).ended_for_good = execution.ask_replaced
     return execution.around(run)
 
 
@@ -137,7 +133,13 @@ class _Execution(HeldBeside):
             return None
 
     def _acquire(self) -> Found | None:
-        return marker.found(self.call.engine.acquire(self.lease))
+        answer = self.call.engine.acquire(self.lease)
+        self._hear(answer)
+        return marker.found(answer)
+
+    def _hear(self, answer: Answer | None) -> None:
+        # What is stored of a call can be missing, or still be unseen: its caller's transaction.
+        self.replaced = self.replaced or (isinstance(answer, Ended) and answer.replaced)
 
     def _claim(self, keep: float) -> Found | None:
         acquire = self.call.engine.backend.acquire
@@ -158,13 +160,13 @@ class _Execution(HeldBeside):
         elif replaces:
             with suppress(LockUnavailable):
                 self._keep_from_being_replaced()
+        if self.replaced:
+            raise Late("was replaced by a later call")
 
     def _keep_from_being_replaced(self) -> None:
         """Of a marker that goes by the clock: the execution has begun."""
-        engine = self.call.engine
-        hold = marker.hold_of(engine, self.call.marker.name, self.execution_id)
-        if hold is not None:
-            engine.backend.acquire(self.lease.claim._replace(lease=hold.remaining))
+        hold = self._hold()
+        self._ask(0.0 if hold is None else hold.remaining)
 
     def _free_before_the_body(self, replaces: bool) -> None:
         """Before its first line: a call from now on gets an execution of its own."""
@@ -185,11 +187,20 @@ class _Execution(HeldBeside):
             marker.drop(engine, self.call.marker.name, self.execution_id, ended=True)
 
     def _was_replaced(self) -> bool:
-        # Its lease can have run out as well.
-        acquire = self.call.engine.backend.acquire
-        taken = self.held and not self.replaced and isinstance(acquire(self.lease.claim), Ended)
-        self.replaced = self.replaced or taken
+        if self.held and not self.replaced:
+            # Its lease can have run out as well.
+            self._ask(self.lease.claim.lease)
+        elif not self.replaced and self._hold() is None:
+            self._ask(0.0)
         return self.replaced
+
+    def _hold(self) -> HoldInfo | None:
+        return marker.hold_of(self.call.engine, self.call.marker.name, self.execution_id)
+
+    def _ask(self, seconds: float) -> None:
+        """Hear whether it was replaced; if not, it has the marker for so many seconds more."""
+        claim = self.lease.claim._replace(lease=seconds)
+        self._hear(self.call.engine.backend.acquire(claim))
 
     def ask_replaced(self) -> bool:
         """Whether a later call is known to have replaced this one."""
@@ -198,15 +209,13 @@ class _Execution(HeldBeside):
         return False
 
     def show_replaced(self) -> None:
-        """Store REVOKED where nobody else will: `get()` of the call would never return.
+        """Store REVOKED where it is not stored: `get()` of the call would never return.
 
-        A later call looked at the marker, this execution took it over, the later call ended it and
-        found nothing when it looked again: it believes that this one runs. Or it had stored
-        REVOKED, and BLOCKED was written over it, as the execution was about to be parked.
+        The later call could not store it, or did so in a transaction that was rolled back. Or
+        BLOCKED was written over it, as the execution was about to be parked.
         """
-        task, task_id = self.call.task, self.message.id
-        if self.replaced or client.state_of(task, task_id) == BLOCKED:
-            show_revoked(task, task_id, "replaced by a later call")
+        if self.ask_replaced():
+            show_revoked(self.call.task, self.message.id, "replaced by a later call")
 
     def end(self, error: BaseException | None) -> None:
         # A marker of some seconds is left as it is.
@@ -214,7 +223,8 @@ class _Execution(HeldBeside):
             # Of a process that is about to end, Celery may put the message back.
             over = error is None or isinstance(error, Exception)
             before, self.lease.successor = self.lease.state, self._successor(error)
-            ended = over and self.lease.successor is None
+            # Of one that was replaced, that is remembered.
+            ended = over and self.lease.successor is None and not self.replaced
             release(self.call.engine, self.lease, ended=ended)
             if ended and before not in _HAD:
                 with suppress(RelockError):  # what its sender, or its parking, has kept for it

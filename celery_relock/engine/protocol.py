@@ -113,7 +113,10 @@ class Duplicate(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """The execution has ended already; this is a late copy of its message."""
+    """The execution has ended already; this is a late copy of its message. Or it was `replaced`
+    before it had begun, and will not begin."""
+
+    replaced: bool = False
 
 
 #: For how many seconds an execution that has ended is remembered. An app may say otherwise.
@@ -442,7 +445,8 @@ class Backend(Protocol):
 
         Args:
             ended: "", "execution" or "attempt": what counts as ended for `remember`
-                seconds; "killed" is an attempt that leaves the message that it parked.
+                seconds; "killed" is an attempt that leaves the message that it parked, "replaced"
+                an execution, if the attempt had something to release.
             home: the caller can resume parked messages of these brokers (with spaces between), and
                 gets those whose turn has come.
             successor: the execution that the holds are left to.

@@ -17,6 +17,11 @@ function Base.write_without_memory(prefix)
   redis.call('DEL', prefix .. '-')
 end
 
+-- Whether a tombstone is that of an execution that has ended, and not of attempts: see release.
+function Base.is_over(tombstone)
+  return tombstone and string.sub(tombstone, 1, 1) == '*'
+end
+
 -- Higher than every fencing token before it, even after the counter was lost (time has moved on) or the
 -- clock was set back (the counter is kept), but not after both. '%.0f': tostring() would round to 14
 -- digits.

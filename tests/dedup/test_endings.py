@@ -341,7 +341,7 @@ def test_one_that_is_replaced_between_showing_blocked_and_parking_is_revoked(
 
 # Celery's own, where it stores a result in the process of the test.
 @pytest.mark.filterwarnings("ignore:Call to deprecated setex")
-def test_one_that_is_to_begin_while_a_later_call_replaces_it_is_revoked_or_runs(
+def test_one_that_begins_while_a_later_call_is_about_to_replace_it_is_not_replaced(
     m, worker, account, monkeypatch
 ):
     """It arrives after the later call has looked at its marker, and is to begin before that looks
@@ -366,8 +366,35 @@ def test_one_that_is_to_begin_while_a_later_call_replaces_it_is_revoked_or_runs(
     monkeypatch.setattr(backend, "release", release_late)
     second = task.delay(slow, "second")
     assert second.get(timeout=20) == second.id != first.id
+    assert first.get(timeout=20) == first.id
+    assert [e["more"] for e in _began(worker, slow)] == [[], ["first"], ["second"]]
+
+
+# Celery's own, where it stores a result in the process of the test.
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex")
+@pytest.mark.parametrize("task", ["replaces", "replaces_until_done", "once_a_minute"])
+def test_one_that_arrives_while_a_later_call_replaces_it_does_not_run(
+    m, worker, account, monkeypatch, task
+):
+    """Its marker is gone, and nothing else is known of it yet."""
+    task = getattr(m, task)
+    first = task.apply_async((account, "first"), countdown=1)
+    backend = engine_here(m.app).backend
+    release, arrives = type(backend).release, [True]
+
+    def go_on_late(*args, **how):
+        released = release(backend, *args, **how)
+        if arrives:
+            arrives.clear()
+            worker.wait_for_log(rf"{first.id}\] (was replaced|is a late|succeeded)")
+        return released
+
+    monkeypatch.setattr(backend, "release", go_on_late)
+    second = task.delay(account, "second")
+    assert second.get(timeout=20) == second.id != first.id
     with pytest.raises(TaskRevokedError, match="replaced by"):
         first.get(timeout=20)
+    assert [e["more"] for e in _began(worker, account)] == [["second"]]
 
 
 @pytest.fixture(scope="module")

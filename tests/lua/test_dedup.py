@@ -95,6 +95,38 @@ def test_an_execution_that_has_ended_gets_and_is_left_nothing(engine):
     assert isinstance(_arrive(engine, "r1"), Ended)
 
 
+def _replace(engine, run, attempt_id=KEPT):
+    return _leave(engine, run, attempt_id, ended="replaced", remember=60.0)
+
+
+def test_a_call_that_was_replaced_hears_so_whenever_it_arrives(engine):
+    _put(engine, "r1")
+    assert _replace(engine, "r1")
+    assert _put(engine, "r2") is None
+    assert _arrive(engine, "r1") == _arrive(engine, "r1") == Ended(replaced=True)
+    assert _leave(engine, "r2", KEPT)
+    assert _arrive(engine, "r1") == Ended(replaced=True)
+
+
+def test_a_call_that_was_replaced_is_left_nothing(engine):
+    _put(engine, "r2")
+    assert _replace(engine, "r2")
+    _put(engine, "r1")
+    _arrive(engine, "r1", "n1")
+    assert _leave(engine, "r1", "n1", successor=Successor(marker.hold_id("r2"), 600.0))
+    assert _remaining(engine) == []
+
+
+def test_a_call_that_has_begun_meanwhile_was_not_replaced(engine):
+    _put(engine, "r1")
+    _arrive(engine, "r1", "n1")
+    assert not _replace(engine, "r1")
+    assert isinstance(_arrive(engine, "r1", "n1"), Held)
+    _leave(engine, "r1", "n1", ended="execution", remember=60.0)
+    assert not _replace(engine, "r1", "n1")
+    assert _arrive(engine, "r1") == Ended()
+
+
 def test_a_retry_gets_it_from_the_execution_before(engine):
     _put(engine, "r1")
     _arrive(engine, "r1", "n1")

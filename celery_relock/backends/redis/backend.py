@@ -529,7 +529,7 @@ def _answer(claim: Claim, reply: list[Any], repeated: bool, sent: float) -> Answ
         return Duplicate(reply[1] / 1000, _label(reply[2]), repeated)
     if tag == b"DEADLOCK":
         return Deadlocked(tuple(x.decode(errors="replace") for x in reply[1:]), repeated)
-    return Ended()
+    return Ended(replaced=len(reply) > 1)
 
 
 def _burst(reply: Sequence[Any]) -> Burst | None:

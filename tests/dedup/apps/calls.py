@@ -67,6 +67,11 @@ def replaces(self, account, *more):
     return work(self, account, *more)
 
 
+@task(lock_dedup="until_done", lock_on_duplicate="replace")
+def replaces_until_done(self, account, *more):
+    return work(self, account, *more)
+
+
 @task(lock_dedup=60, lock_on_duplicate="replace")
 def once_a_minute(self, account, *more):
     return work(self, account, *more)
