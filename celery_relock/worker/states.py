@@ -8,9 +8,11 @@ import inspect
 import logging
 import os
 import sys
+import threading
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, TypeVar
 
 from celery.app.task import Context
 from celery.exceptions import Ignore, Reject, Retry, TimeLimitExceeded, WorkerLostError
@@ -26,6 +28,10 @@ from .events import BLOCKED
 from .message import header_of
 
 _KIND = "relock"
+# For how many seconds to wait for a result backend that has failed in this thread.
+_ASKING = 5.0
+
+T = TypeVar("T")
 
 
 class Aside(Ignore):  # type: ignore[misc]  # Celery ships no types
@@ -160,14 +166,47 @@ def show_revoked(task: Any, task_id: str, reason: str) -> None:
     """Store REVOKED for a call that will not run, unless it has ended."""
     if stores_no_result(task):
         return
+
+    def store() -> bool:
+        if task.AsyncResult(task_id).state in READY_STATES:
+            return False
+        task.backend.mark_as_revoked(task_id, reason)
+        return True
+
     try:
-        if task.AsyncResult(task_id).state not in READY_STATES:
-            task.backend.mark_as_revoked(task_id, reason)
+        if asked_anywhere(store):
             worker_events.show(task, task_id, REVOKED)
     except Exception as error:
         if events.is_thrown_in(error):
             raise
         logger.warning("Cannot store the state REVOKED of %s", task_id, exc_info=True)
+
+
+def asked_anywhere(ask: Callable[[], T]) -> T:
+    """What the result backend answers: if it refuses here, and may be Django's, in a thread of its
+    own. Django's connections belong to a thread, and refuse where an event loop runs and where the
+    transaction has failed.
+    """
+    try:
+        return ask()
+    except Exception as error:
+        if events.is_thrown_in(error) or "django.db" not in sys.modules:
+            raise
+        answers: list[T] = []
+        args = ask, answers
+        thread = threading.Thread(target=_ask_again, args=args, name="relock-state", daemon=True)
+        thread.start()
+        thread.join(_ASKING)  # a backend that is away can be silent
+        if not answers:
+            raise
+        return answers[0]
+
+
+def _ask_again(ask: Callable[[], T], answers: list[T]) -> None:
+    with suppress(Exception):  # what the first try has said is told
+        answers.append(ask())
+    with suppress(Exception):  # without settings it has none
+        sys.modules["django.db"].connections.close_all()
 
 
 def stores_no_result(task: Any, message: Any = None) -> bool:
@@ -185,7 +224,7 @@ def stores_no_result(task: Any, message: Any = None) -> bool:
 def stored(task: Any, task_id: str) -> Mapping[str, Any] | None:
     """What the result backend has of a task, its state as `status`; None if it cannot be read."""
     try:
-        found: Mapping[str, Any] = task.backend.get_task_meta(task_id)
+        found: Mapping[str, Any] = asked_anywhere(lambda: task.backend.get_task_meta(task_id))
         return found
     except Exception as error:
         if events.is_thrown_in(error):

@@ -8,10 +8,12 @@ import json
 import sqlite3
 import subprocess
 import sys
+import threading
 from contextlib import closing
 
 import pytest
 
+from celery_relock.worker import states
 from tests.support.worker import ROOT, environment_of
 
 pytestmark = pytest.mark.slow
@@ -47,9 +49,37 @@ def became(worker):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("task", ["early", "late", "until_done", "seconds"])
 def test_a_call_that_was_replaced_does_not_run_and_is_revoked(worker, became, task, way):
-    called = became[f"{task} {way}"]
+    called = became["replaced"][f"{task} {way}"]
     first, second = called["ids"]
     worker.wait_for_log(rf"{first}\] (was replaced|is a late|succeeded)")
     began = worker.journal.events("began", account=called["account"])
     assert [each["id"] for each in began] == [second]
     assert called["states"] == ["REVOKED", "SUCCESS"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_call_that_was_revoked_swallows_nothing(became, way):
+    assert became["revoked"][way]["sent"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_state_that_is_asked_for_in_another_thread_leaves_no_connection(became, way):
+    assert became["revoked"][way]["left"] == 0
+
+
+def test_nothing_goes_wrong_meanwhile(became):
+    assert became["said"] == []
+
+
+def test_a_result_backend_that_is_silent_holds_up_its_caller_for_a_bounded_time(monkeypatch):
+    monkeypatch.setattr(states, "_ASKING", 0.05)
+    here, answers = threading.current_thread(), threading.Event()
+
+    def ask():
+        if threading.current_thread() is here:
+            raise LookupError("it refuses")
+        answers.wait(30)
+
+    with pytest.raises(LookupError, match="refuses"):
+        states.asked_anywhere(ask)
+    answers.set()

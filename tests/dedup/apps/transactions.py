@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import uuid
 from contextlib import suppress
@@ -15,6 +16,7 @@ import django
 from celery.backends.base import KeyValueStoreBackend
 from django.conf import settings
 from django.db import connection, transaction
+from django.db.backends.signals import connection_created
 
 from celery_relock import LockedTask
 from tests.dedup.apps.calls import REPLACE, work
@@ -70,6 +72,7 @@ replaces = {
     "until_done": task("until_done", acks_late=True, **{**REPLACE, "lock_dedup": "until_done"}),
     "seconds": task("seconds", acks_late=True, **{**REPLACE, "lock_dedup": 60}),
 }
+starts = task("starts", lock_dedup="until_start")
 
 
 def _write():
@@ -124,11 +127,39 @@ def states_of(account, *calls):
     return {**told, "states": [each.state for each in calls]}
 
 
+def revoked_before(way):
+    """Whether a call is sent after one that was revoked, and what that leaves behind."""
+    account = uuid.uuid4().hex
+    first = starts.apply_async((account,), countdown=60)
+    app.backend.mark_as_revoked(first.id, "by somebody")
+    opened.clear()
+    second = way(lambda: starts.delay(account))
+    left = [each for each in opened if each.connection is not None]
+    return {"sent": second.id != first.id, "left": len(left)}
+
+
+opened = []
+
+
+def _opened(connection, **_):
+    opened.append(connection)
+
+
 if __name__ == "__main__":
+    said = logging.Handler(logging.WARNING)
+    texts = []
+    said.emit = lambda record: texts.append(record.getMessage())
+    logging.getLogger("celery_relock").addHandler(said)
+    connection_created.connect(_opened)
     configure()
     calls = {
         f"{name} {way}": replaced(each, WAYS[way])
         for name, each in replaces.items()
         for way in WAYS
     }
-    print(json.dumps({name: states_of(*called) for name, called in calls.items()}))
+    became = {
+        "replaced": {name: states_of(*called) for name, called in calls.items()},
+        "revoked": {name: revoked_before(way) for name, way in WAYS.items()},
+        "said": texts,
+    }
+    print(json.dumps(became))
