@@ -68,11 +68,12 @@ _NOT_BESIDE = {"x-dead-letter-exchange", "x-single-active-consumer"}
 _LONGEST_NAME = 255
 # What RabbitMQ answers (AMQP 0-9-1, "reply-code"): no right, and other arguments.
 _FOR_GOOD = (403, 406)
+_NOT_FOUND = 404
 # Seconds after which a resume queue is looked for again that could not be had for another reason:
 # the node of a cluster that it is on was away.
 AGAIN_AFTER = 60.0
-# A connection on which an answer may take its time.
-_SLOW = {"read_timeout": 120.0}
+# A connection on which an answer may take its time; and seconds until the next one is tried.
+_SLOW, _PAUSE = {"read_timeout": 120.0}, 2.0
 
 
 class Resumer:
@@ -216,10 +217,10 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
         self._window = 0
         self._timer: Any = None
         self._closing: Any = None  # the channel of a consumer that was cancelled
-        self._known: dict[str, Any] = {}  # resume queues, each by the name of the queue beside it
+        # Resume queues that are there, each by the name of the queue beside it.
+        self._known: dict[str, Any] = {}
         self._known_at = 0.0
         self._refused: dict[str, float] = {}  # until when, by the name of the queue beside it
-        self._declared: dict[str, Exception | None] = {}  # why it cannot be, by the same name
         self._declaring: threading.Thread | None = None
         self._take: Callable[[Any], Any] | None = None
         self._door: _Door | None = None
@@ -234,6 +235,7 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
         if c.hub:  # without one, looks would be late, and such a pool has hundreds of slots
             self._door = _Door(c, self._take, self._close, self._reopen)
         self._open(c)
+        self._known.clear()
         # Not here: RabbitMQ would deliver before the pool is ready.
         c.call_soon(self._sync, c)
         self._timer = c.timer.call_repeatedly(FOLLOW_EVERY, c.call_soon, (self._sync, c))
@@ -279,7 +281,7 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
     def _reopen(self, c: Any) -> None:
         """A slot is free: take from the queues before the worker's own has filled it."""
         try:
-            for queue in self._known.values():
+            for queue in list(self._known.values()):
                 beside = queue(self._consumer.channel)
                 if self._take and (message := beside.get(accept=self._consumer.accept)):
                     self._take(message)
@@ -321,39 +323,40 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
         for queue in [each for each in self._consumer.queues if _origin(each) not in wanted]:
             self._consumer.cancel_by_queue(queue.name)
             self._known.pop(_origin(queue), None)
-        missing = {
-            name: _beside(queue, is_amqp(c.connection))
-            for name, queue in wanted.items()
-            if not self._consumer.consuming_from(resume_queue(name))
-        }
-        for name in missing.keys() & self._declared.keys():
-            why, queue = self._declared.pop(name), missing.pop(name)
-            if why is None:
-                self._consume(c, name, queue)
-            else:
-                self._refuse(name, why)
+        amqp, missing = is_amqp(c.connection), {}
+        for name, queue in wanted.items():
+            beside = _beside(queue, amqp)
+            if not amqp:
+                self._known[name] = beside  # Redis makes a queue of what is sent to it
+            if name not in self._known:
+                missing[name] = beside
+            elif not self._consumer.consuming_from(beside.name):
+                self._consume(c, name, beside)
         self._declare(c, missing)
 
     def _declare(self, c: Any, queues: Mapping[str, Any]) -> None:
-        """Declare queues, which `_follow` consumes then.
+        """Declare queues of RabbitMQ, which `_follow` consumes then.
 
-        Not in the worker's main loop: in a cluster of RabbitMQ that lost the node of a queue, the
-        answer takes a minute.
+        Not in the worker's main loop: in a cluster that lost the node of a queue, the answer takes
+        a minute.
         """
         if not queues or (self._declaring is not None and self._declaring.is_alive()):
             return
+        refusals = (ValueError, *c.connection.channel_errors)
 
         def declare() -> None:
             for name, queue in queues.items():
                 try:
-                    if is_amqp(c.connection) and len(queue.name.encode()) > _LONGEST_NAME:
+                    if len(queue.name.encode()) > _LONGEST_NAME:
                         raise ValueError(f"its name would have more than {_LONGEST_NAME} bytes")
                     with c.app.connection_for_read(transport_options=_SLOW) as connection:
                         queue(connection.default_channel).declare()
+                    self._known[name] = queue
+                except refusals as error:
+                    self._refuse(name, error)
                 except Exception as error:  # noqa: BLE001  # whatever the broker's client raises
-                    self._declared[name] = error
-                else:
-                    self._declared[name] = None
+                    logger.debug("a resume queue cannot be declared: %s", error, exc_info=True)
+                    time.sleep(_PAUSE)  # in which nobody tries again
 
         self._declaring = threading.Thread(target=declare, name="relock-declare", daemon=True)
         self._declaring.start()
@@ -362,16 +365,17 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
         """RabbitMQ must not take the queues for unused."""
         if time.monotonic() - self._known_at > EXPIRES / 1000 / 3:
             self._known_at = time.monotonic()
-            self._declare(c, self._known)
+            self._declare(c, dict(self._known))
 
     def _consume(self, c: Any, name: str, queue: Any) -> None:
         try:
             self._consumer.add_queue(queue)
             self._consumer.consume()
-            self._known[name] = queue
             self._known_at = time.monotonic()
         except c.connection.channel_errors as error:
-            self._refuse(name, error)
+            self._known.pop(name, None)  # declared anew, if somebody has deleted it
+            if getattr(error, "code", None) != _NOT_FOUND:
+                self._refuse(name, error)
             self._renew(c)
 
     def _refuse(self, name: str, why: Exception) -> None:
