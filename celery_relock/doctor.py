@@ -619,11 +619,11 @@ def _parked(
             if not (each.lock.startswith(DEBOUNCE) and workers and workers.told):  # see `_bursts`
                 of_others.add(each.task)
             continue
-        known = workers.queues.values() if workers is not None and workers.is_whole else ()
-        consumed = not known or any(each.queue in queues for queues in known)
+        known = workers.queues.values() if workers is not None and workers.is_whole else None
+        consumed = known is None or any(each.queue in queues for queues in known)
         if each.queue and not consumed:
             beside = parking.channel(each.home, parking.resume_queue(each.queue))
-            if not engine.backend.consumed(beside):
+            if parking.can_answer(app) and not engine.backend.consumed(beside):
                 unserved.setdefault(each.queue, each)
     for queue, each in sorted(unserved.items()):
         yield Finding(

@@ -101,18 +101,18 @@ class Question:
 
     def _without_a_worker(self, text: str) -> str:
         """What is to be said of a parked message whose queue no worker consumes."""
-        from ..worker.parking import channel, homes, resume_queue
+        from ..worker.parking import can_answer, channel, homes, resume_queue
 
         if self.app is None:
             return ""
         message = json.loads(text)
         queue, of = message["queue"], message["home"]
-        if not queue or of not in homes(self.app):
+        if not queue or of not in homes(self.app) or not can_answer(self.app):
             return ""
         if self.consumed(channel(of, resume_queue(queue))):
             return ""
         told = _asked(self.app, "active_queues")
-        if not told or any(queue == each["name"] for every in told.values() for each in every):
+        if told is None or any(queue == each["name"] for every in told.values() for each in every):
             return ""
         return f"; no worker that answers consumes its queue {queue!r}"
 

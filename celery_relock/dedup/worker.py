@@ -60,6 +60,7 @@ def around(
         if there is not None:
             return _swallow(call, message, there)
         try:
+            execution.refuse_replaced()
             return locked(marked_body)
         except Late:
             execution.show_replaced()
@@ -139,7 +140,8 @@ class _Execution(HeldBeside):
 
     def _hear(self, answer: Answer | None) -> None:
         # What is stored of a call can be missing, or still be unseen: its caller's transaction.
-        self.replaced = self.replaced or (isinstance(answer, Ended) and answer.replaced)
+        taken = isinstance(answer, Ended) and (answer.replaced or self.held)
+        self.replaced = self.replaced or taken
 
     def _claim(self, keep: float) -> Found | None:
         acquire = self.call.engine.backend.acquire
@@ -160,6 +162,10 @@ class _Execution(HeldBeside):
         elif replaces:
             with suppress(LockUnavailable):
                 self._keep_from_being_replaced()
+        self.refuse_replaced()
+
+    def refuse_replaced(self) -> None:
+        """Raise Late if it is known that a later call has replaced this one."""
         if self.replaced:
             raise Late("was replaced by a later call")
 

@@ -45,6 +45,8 @@ def begin_spawned(app: Any) -> None:
         begin(app)
 
     def is_made(**_: Any) -> None:
+        if app.finalized:  # by something that Django has imported
+            begin(app)
         app.on_after_finalize.connect(finalized, weak=False)
 
     import_modules.connect(is_made, sender=app, weak=False)

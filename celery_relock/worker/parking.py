@@ -454,6 +454,14 @@ def is_amqp(connection: Any) -> bool:
     return bool(connection.transport.driver_type == "amqp")
 
 
+def can_answer(app: Celery) -> bool:
+    """Whether the workers of an app can hear and answer remote control; not on SQS."""
+    with app.connection_for_write() as connection:
+        return bool(app.conf.worker_enable_remote_control) and bool(
+            connection.supports_exchange_type("fanout")
+        )
+
+
 def _queues_at(app: Celery, exchange: str, routing_key: str) -> list[Any]:
     """What to declare for a message that goes to its exchange.
 
@@ -473,7 +481,7 @@ def _queues_at(app: Celery, exchange: str, routing_key: str) -> list[Any]:
 # By app: the id of its home, by queue for what has one of its own; "" for all others.
 _homes: WeakKeyDictionary[Any, dict[str, str]] = WeakKeyDictionary()
 # Options of kombu's transports by which deployments share a broker, and have queues of their own.
-_PREFIXES = ("global_keyprefix", "queue_name_prefix")
+_PREFIXES = ("global_keyprefix", "queue_name_prefix", "region")
 
 
 def home(app: Celery, queue: str = "") -> str:

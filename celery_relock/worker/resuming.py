@@ -221,7 +221,7 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
         self._known: dict[str, Any] = {}
         self._known_at = 0.0
         self._refused: dict[str, float] = {}  # until when, by the name of the queue beside it
-        self._declaring: threading.Thread | None = None
+        self._declaring: dict[str, threading.Thread] = {}
         self._take: Callable[[Any], Any] | None = None
         self._door: _Door | None = None
 
@@ -236,6 +236,7 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
             self._door = _Door(c, self._take, self._close, self._reopen)
         self._open(c)
         self._known.clear()
+        self._declaring.clear()
         # Not here: RabbitMQ would deliver before the pool is ready.
         c.call_soon(self._sync, c)
         self._timer = c.timer.call_repeatedly(FOLLOW_EVERY, c.call_soon, (self._sync, c))
@@ -323,49 +324,51 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
         for queue in [each for each in self._consumer.queues if _origin(each) not in wanted]:
             self._consumer.cancel_by_queue(queue.name)
             self._known.pop(_origin(queue), None)
-        amqp, missing = is_amqp(c.connection), {}
+        amqp = is_amqp(c.connection)
         for name, queue in wanted.items():
             beside = _beside(queue, amqp)
             if not amqp:
                 self._known[name] = beside  # Redis makes a queue of what is sent to it
             if name not in self._known:
-                missing[name] = beside
+                self._declare(c, name, beside)
             elif not self._consumer.consuming_from(beside.name):
                 self._consume(c, name, beside)
-        self._declare(c, missing)
 
-    def _declare(self, c: Any, queues: Mapping[str, Any]) -> None:
-        """Declare queues of RabbitMQ, which `_follow` consumes then.
+    def _declare(self, c: Any, name: str, queue: Any) -> None:
+        """Declare a queue of RabbitMQ, which `_follow` consumes then.
 
         Not in the worker's main loop: in a cluster that lost the node of a queue, the answer takes
         a minute.
         """
-        if not queues or (self._declaring is not None and self._declaring.is_alive()):
+        if len(queue.name.encode()) > _LONGEST_NAME:
+            why = f"its name would have more than {_LONGEST_NAME} bytes"
+            self._refuse(name, why, for_good=True)
+        before = self._declaring.get(name)
+        if name in self._refused or (before is not None and before.is_alive()):
             return
-        refusals = (ValueError, *c.connection.channel_errors)
+        refusals = c.connection.channel_errors
 
         def declare() -> None:
-            for name, queue in queues.items():
-                try:
-                    if len(queue.name.encode()) > _LONGEST_NAME:
-                        raise ValueError(f"its name would have more than {_LONGEST_NAME} bytes")
-                    with c.app.connection_for_read(transport_options=_SLOW) as connection:
-                        queue(connection.default_channel).declare()
-                    self._known[name] = queue
-                except refusals as error:
-                    self._refuse(name, error)
-                except Exception as error:  # noqa: BLE001  # whatever the broker's client raises
-                    logger.debug("a resume queue cannot be declared: %s", error, exc_info=True)
-                    time.sleep(_PAUSE)  # in which nobody tries again
+            try:
+                with c.app.connection_for_read(transport_options=_SLOW) as connection:
+                    queue(connection.channel()).declare()
+                self._known[name] = queue
+            except refusals as error:
+                self._refuse(name, error)
+            except Exception as error:  # noqa: BLE001  # whatever the broker's client raises
+                logger.debug("a resume queue cannot be declared: %s", error, exc_info=True)
+                time.sleep(_PAUSE)  # in which nobody tries again
 
-        self._declaring = threading.Thread(target=declare, name="relock-declare", daemon=True)
-        self._declaring.start()
+        thread = threading.Thread(target=declare, name="relock-declare", daemon=True)
+        self._declaring[name] = thread
+        thread.start()
 
     def _keep_known(self, c: Any) -> None:
         """RabbitMQ must not take the queues for unused."""
         if time.monotonic() - self._known_at > EXPIRES / 1000 / 3:
             self._known_at = time.monotonic()
-            self._declare(c, dict(self._known))
+            for name, queue in list(self._known.items()):
+                self._declare(c, name, queue)
 
     def _consume(self, c: Any, name: str, queue: Any) -> None:
         try:
@@ -378,11 +381,12 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
                 self._refuse(name, error)
             self._renew(c)
 
-    def _refuse(self, name: str, why: Exception) -> None:
-        is_for_good = isinstance(why, ValueError) or getattr(why, "code", None) in _FOR_GOOD
-        self._refused[name] = float("inf") if is_for_good else time.monotonic() + AGAIN_AFTER
+    def _refuse(self, name: str, why: object, *, for_good: bool = False) -> None:
+        self._known.pop(name, None)
+        for_good = for_good or getattr(why, "code", None) in _FOR_GOOD
+        self._refused[name] = float("inf") if for_good else time.monotonic() + AGAIN_AFTER
         text = "no resume queue beside %r: a resumed task goes to the end of that queue (%s)%s"
-        logger.warning(text, name, why, "" if is_for_good else "; it is tried again in a minute")
+        logger.warning(text, name, why, "" if for_good else "; it is tried again in a minute")
 
     def _tell(self, c: Any, queues: Iterable[str]) -> None:
         of = home(c.app)

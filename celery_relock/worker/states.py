@@ -183,14 +183,14 @@ def show_revoked(task: Any, task_id: str, reason: str) -> None:
 
 
 def asked_anywhere(ask: Callable[[], T]) -> T:
-    """What the result backend answers: if it refuses here, and may be Django's, in a thread of its
-    own. Django's connections belong to a thread, and refuse where an event loop runs and where the
-    transaction has failed.
+    """What the result backend answers: if Django refuses here, in a thread of its own. Django's
+    connections belong to a thread, and refuse where an event loop runs and where the transaction
+    has failed.
     """
     try:
         return ask()
     except Exception as error:
-        if events.is_thrown_in(error) or "django.db" not in sys.modules:
+        if events.is_thrown_in(error) or not type(error).__module__.startswith("django."):
             raise
         answers: list[T] = []
         args = ask, answers

@@ -13,6 +13,7 @@ class TcpProxy:
     Attributes:
         port: where it listens.
         url: for whoever makes one of the port.
+        taken: how many connections it has passed on.
     """
 
     def __init__(self, target: int) -> None:
@@ -20,6 +21,7 @@ class TcpProxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
         self.url = ""
+        self.taken = 0
         self._refuses = False
         self._open: list[_Connection] = []
         threading.Thread(target=self._accept, daemon=True).start()
@@ -71,6 +73,7 @@ class TcpProxy:
                     client.close()
                     continue
                 server = socket.create_connection(("127.0.0.1", self._target))
+                self.taken += 1
                 self._open.append(connection := _Connection(client, server))
                 for sides in ((client, server), (server, client)):
                     passing = threading.Thread(target=connection.pass_on, args=sides, daemon=True)

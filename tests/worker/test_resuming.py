@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from functools import partial
 
 import pytest
+from celery import VERSION
 from kombu import Connection, Exchange, Queue
 from kombu.common import Broadcast
 
@@ -437,6 +438,27 @@ def test_without_the_right_to_a_resume_queue_a_worker_does_without(start, accoun
     assert not is_consumed(worker)
 
 
+def test_a_worker_that_is_full_again_and_again_takes_what_is_resumed_without_a_new_connection(
+    start, account, rabbitmq
+):
+    turns = 12
+    with TcpProxy(rabbitmq.port) as proxy:
+        broker = {"RELOCK_TEST_BROKER": f"amqp://guest:guest@127.0.0.1:{proxy.port}//"}
+        worker = ready(start("redis", concurrency=1, env=broker))
+        lock = held(worker, account)
+        results = [worker.module.takes.delay(account) for _ in range(turns)]
+        wait_until_parked(worker, lock.name, turns)
+        for _ in range(200):
+            worker.module.filler.delay(0.02)
+        before = proxy.taken
+        lock.release()
+        for each in results:
+            assert each.get(timeout=30) == each.id
+        # The child publishes by one of its own, as does this process, which had the lock.
+        assert proxy.taken - before < turns / 2
+        worker.module.app.control.purge()
+
+
 @pytest.mark.skipif(not LONG, reason="only in the long form")
 def test_a_resume_queue_on_a_node_that_is_down_stops_no_worker_and_is_read_when_it_is_up(
     start, account
@@ -467,6 +489,7 @@ def test_a_resume_queue_on_a_node_that_is_down_stops_no_worker_and_is_read_when_
         wait_for(lambda: is_consumed(worker), 120, "the resume queue to be read")
 
 
+@pytest.mark.skipif(VERSION < (5, 7), reason="two workers of one name start on this Celery")
 def test_a_worker_that_cannot_start_says_why_and_nothing_of_resume_queues(start):
     worker = ready(start("amqp"))
     with pytest.raises(AssertionError, match="the worker ended") as raised:
