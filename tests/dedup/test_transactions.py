@@ -12,6 +12,7 @@ import threading
 from contextlib import closing
 
 import pytest
+from django.core.exceptions import SynchronousOnlyOperation
 
 from celery_relock.worker import states
 from tests.support.worker import ROOT, environment_of
@@ -73,13 +74,30 @@ def test_nothing_goes_wrong_meanwhile(became):
 
 def test_a_result_backend_that_is_silent_holds_up_its_caller_for_a_bounded_time(monkeypatch):
     monkeypatch.setattr(states, "_ASKING", 0.05)
-    here, answers = threading.current_thread(), threading.Event()
+    here = threading.current_thread()
+    asked, answers, over = threading.Event(), threading.Event(), threading.Event()
 
     def ask():
         if threading.current_thread() is here:
-            raise LookupError("it refuses")
+            raise SynchronousOnlyOperation("it refuses")
+        asked.set()
         answers.wait(30)
+        over.set()
 
-    with pytest.raises(LookupError, match="refuses"):
+    with pytest.raises(SynchronousOnlyOperation, match="refuses"):
         states.asked_anywhere(ask)
+    assert asked.is_set()
+    assert not over.is_set()
     answers.set()
+
+
+def test_a_result_backend_that_is_not_django_s_is_asked_once():
+    asked = []
+
+    def ask():
+        asked.append(threading.current_thread())
+        raise ConnectionError("away")
+
+    with pytest.raises(ConnectionError, match="away"):
+        states.asked_anywhere(ask)
+    assert asked == [threading.current_thread()]
