@@ -5,7 +5,7 @@
 -- ARGV[1.1] execution: id, the execution of one message
 -- ARGV[1.2] attempt: id, the attempt that acquired the locks
 -- ARGV[1.3] remember: ms, life of the tombstone
--- ARGV[1.4] ended: `execution` or `attempt`, what has ended; `killed` is an attempt, `replaced` an execution that had it; missing for nothing
+-- ARGV[1.4] ended: `execution` or `attempt`, what has ended; `killed`: an attempt, `replaced`: one that had it; missing for nothing
 -- ARGV[2] homes: ids with spaces between, the brokers that the caller can publish to; empty for none
 -- ARGV[3.1] keep: ms, for how long the holds, or the place in a line, are kept for each successor; missing for none
 -- ARGV[3.2..] successor: id, the executions that the holds are left to; `cooldown.…` is nobody
