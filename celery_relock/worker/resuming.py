@@ -343,8 +343,9 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
         if len(queue.name.encode()) > _LONGEST_NAME:
             why = f"its name would have more than {_LONGEST_NAME} bytes"
             self._refuse(name, why, for_good=True)
+            return
         before = self._declaring.get(name)
-        if name in self._refused or (before is not None and before.is_alive()):
+        if before is not None and before.is_alive():
             return
         refusals = c.connection.channel_errors
 

@@ -459,6 +459,18 @@ def test_a_worker_that_is_full_again_and_again_takes_what_is_resumed_without_a_n
         worker.module.app.control.purge()
 
 
+def test_a_resume_queue_that_could_not_be_had_for_a_while_is_tried_again(start, rabbitmq):
+    namespace = new_namespace()
+    with Connection(rabbitmq.url) as connection:
+        # That of another connection is refused as one whose node is down, and not for good.
+        beside = Queue(f"queue-{namespace}.resumed", exclusive=True, durable=False)
+        beside(connection.channel()).declare()
+        worker = start("amqp", namespace=namespace, env={"RELOCK_TEST_AGAIN": "0.5"})
+        worker.wait_for_log("no resume queue beside .*RESOURCE_LOCKED.* again in a minute")
+        assert not is_consumed(worker)
+    ready(worker)
+
+
 @pytest.mark.skipif(not LONG, reason="only in the long form")
 def test_a_resume_queue_on_a_node_that_is_down_stops_no_worker_and_is_read_when_it_is_up(
     start, account

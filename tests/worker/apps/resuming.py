@@ -15,11 +15,14 @@ from kombu import Exchange, Queue
 from kombu.common import Broadcast
 
 from celery_relock import LockedTask
+from celery_relock.worker import resuming
 from tests.support import Journal, make_app
 from tests.support.permits import holding
 
 KEY = "account:{account}"
 
+if again := os.environ.get("RELOCK_TEST_AGAIN"):
+    resuming.AGAIN_AFTER = float(again)
 settings: dict[str, Any] = {"worker_cancel_long_running_tasks_on_connection_loss": False}
 if prefetch := os.environ.get("RELOCK_TEST_PREFETCH"):
     settings["worker_prefetch_multiplier"] = int(prefetch)
