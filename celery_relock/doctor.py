@@ -614,16 +614,16 @@ def _parked(
         return
     own, of_others = parking.homes(app), set()
     unserved: dict[str, ParkedTask] = {}
+    is_known = workers is not None and workers.is_whole and parking.can_answer(app)
+    read = {name for names in workers.queues.values() for name in names} if workers else set()
     for each in parked:
         if each.home not in own:
             if not (each.lock.startswith(DEBOUNCE) and workers and workers.told):  # see `_bursts`
                 of_others.add(each.task)
             continue
-        known = workers.queues.values() if workers is not None and workers.is_whole else None
-        consumed = known is None or any(each.queue in queues for queues in known)
-        if each.queue and not consumed:
+        if is_known and each.queue and each.queue not in read:
             beside = parking.channel(each.home, parking.resume_queue(each.queue))
-            if parking.can_answer(app) and not engine.backend.consumed(beside):
+            if not engine.backend.consumed(beside):
                 unserved.setdefault(each.queue, each)
     for queue, each in sorted(unserved.items()):
         yield Finding(
@@ -640,8 +640,8 @@ def _parked(
         yield Finding(
             "parked",
             WARNING,
-            f"{len(often)} parked tasks have had their turn again and again and have not come to a "
-            f"worker, such as {first.task}[{first.task_id}] for the lock {first.lock!r}, whose "
+            f"parked tasks that have had their turn again and again and have not come to a worker: "
+            f"{len(often)}, such as {first.task}[{first.task_id}] for the lock {first.lock!r}, whose "
             f"message was handed out {first.sent} times",
             "Either the workers cannot publish it (a right that is missing, a message that the "
             "broker finds too large), or their queue has a long backlog.",

@@ -1,4 +1,4 @@
-"""What a worker on Amazon's SQS runs: two queues, and one in which no message counts twice."""
+"""What a worker on Amazon's SQS runs: tasks that end when the test says so."""
 
 from __future__ import annotations
 
