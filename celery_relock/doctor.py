@@ -640,9 +640,9 @@ def _parked(
         yield Finding(
             "parked",
             WARNING,
-            f"parked tasks that have had their turn again and again and have not come to a worker: "
-            f"{len(often)}, such as {first.task}[{first.task_id}] for the lock {first.lock!r}, whose "
-            f"message was handed out {first.sent} times",
+            "parked tasks that have had their turn again and again and have not come to a worker: "
+            f"{len(often)}, such as {first.task}[{first.task_id}] for the lock {first.lock!r}, "
+            f"whose message was handed out {first.sent} times",
             "Either the workers cannot publish it (a right that is missing, a message that the "
             "broker finds too large), or their queue has a long backlog.",
             "Look for 'could not be resumed' in the workers' logs. To give it up: "
