@@ -148,11 +148,15 @@ class _Keeper:
         if self.raw is not None:
             return self._producer.publish(body, **told)  # the event `task-sent`
         retry, policy = bool(told.pop("retry", False)), told.pop("retry_policy", None) or {}
-        for entity in told.pop("declare", None) or ():
+        declare = told.pop("declare", None) or ()
+        for entity in declare:
             # Here, as whoever publishes it may not know the queue. Bound first, as kombu 5.3 does
             # not do that; and without a channel, as that of a try anew is another one.
             maybe_declare(entity.bind(self._producer.channel), None, retry, **policy)
         exchange, routing_key = told.pop("exchange", None), told.pop("routing_key", None)
+        name = getattr(exchange, "name", exchange) or ""
+        known = [exchange, *(getattr(entity, "exchange", entity) for entity in declare)]
+        kinds = [each.type for each in known if name and getattr(each, "name", None) == name]
         headers, compression = told.pop("headers"), told.pop("compression", None)
         content_type, encoding, written = serialization.dumps(
             body, serializer=told.pop("serializer", None)
@@ -168,8 +172,9 @@ class _Keeper:
             encoding,
             headers,
             properties,
-            getattr(exchange, "name", exchange) or "",
+            name,
             routing_key or "",
+            exchange_type=next(iter(kinds), ""),
         )
         return None
 

@@ -22,7 +22,7 @@ from ..engine import events, ids
 from ..engine.crash import kept_for
 from ..engine.engine import Engine
 from ..engine.events import logger
-from ..engine.protocol import Claim, Conflict, lock_names
+from ..engine.protocol import LINE, Claim, Conflict, lock_names
 from ..errors import DuplicateTask, LockUnavailable, RelockError
 from ..naming.names import signature_of
 from ..options import LockOptions
@@ -218,7 +218,8 @@ def _revoke(call: Call, old: Found, task_id: str) -> None:
     """The message of a call that was replaced stays where it is, and comes to nothing there."""
     engine = call.engine
     remember = max(old.remaining, engine.remember)
-    end_unexecuted(engine, call.names, old.execution_id, remember)
+    lines = [LINE + name for name in call.names] if call.options.order else []
+    end_unexecuted(engine, [*call.names, *lines], old.execution_id, remember)
     show_revoked(call.task, old.task_id, f"replaced by {task_id}")
 
 

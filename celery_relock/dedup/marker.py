@@ -39,7 +39,8 @@ Acquire = Callable[[Claim], Answer | None]
 START, DONE = "until_start", "until_done"
 #: For a marker that stays for some seconds whatever happens.
 TIME = "time"
-#: What the header says of a message that has no marker as Celery sent it by itself.
+#: What the header says of a message that has no marker as Celery sent it by itself, and the marker
+#: that its execution, or that of a retry, gets: no later call replaces it.
 OWN = "own"
 
 
@@ -57,7 +58,7 @@ class Found(NamedTuple):
         task_id, execution_id: of its first message.
         remaining: for how many seconds it counts at least.
         since: when it got the marker, in seconds since the epoch by the server's clock.
-        timed: whether the marker goes by the clock, whatever becomes of the call.
+        until: when the marker goes, as its holder has said; see `Marker`.
         begun: whether it is known that an execution, or a retry, has taken the marker over.
     """
 
@@ -65,8 +66,13 @@ class Found(NamedTuple):
     execution_id: str
     remaining: float
     since: float
-    timed: bool
+    until: str
     begun: bool = False
+
+    @property
+    def timed(self) -> bool:
+        """Whether the marker goes by the clock, whatever becomes of the call."""
+        return self.until == TIME
 
 
 def until(mode: str | float) -> str:
@@ -122,11 +128,11 @@ def found(answer: Answer | None) -> Found | None:
 
 
 def _found(label: str, remaining: float, fence: int) -> Found | None:
-    call, _, kind = label.partition("\t")
+    call, _, until = label.partition("\t")
     task_id, _, execution_id = call.rpartition(" ")
     if not task_id:
         return None
-    return Found(task_id, execution_id, remaining, fence / 1e6, kind == TIME)
+    return Found(task_id, execution_id, remaining, fence / 1e6, until)
 
 
 def drop(engine: Engine, name: str, execution_id: str, *, ended: bool = False) -> bool:
@@ -149,17 +155,20 @@ def drop_begun(engine: Engine, name: str, there: Found) -> None:
 
 def take_away(engine: Engine, marker: Marker, there: Found) -> bool:
     """Take the marker for good from a call that has not begun, and remember that it was replaced.
-    False if it has begun, or has none."""
+    False if it has begun, or has none, or somebody waits for its very result."""
     while True:
         hold = hold_of(engine, marker.name, there.execution_id)
-        if hold is None or (marker.until != START and hold.attempt_id != KEPT):
+        own = None if hold is None else _found(hold.label, hold.remaining, hold.fence)
+        if hold is None or own is None or own.until == OWN:
+            return False
+        # Until its body begins. Of any other it cannot be told whether the body runs.
+        if own.until != START and hold.attempt_id != KEPT:
             return False
         # In one step with the end of its hold: an execution that waits in a worker slot asks when
         # it is to begin, and one that arrives must not take the marker again before the call that
         # comes instead has got it.
         how = ("replaced", max(hold.remaining, engine.remember))
-        own, attempt_id = hold.execution_id, hold.attempt_id
-        if engine.backend.release([marker.name], own, attempt_id, *how).had:
+        if engine.backend.release([marker.name], hold.execution_id, hold.attempt_id, *how).had:
             return True
 
 
@@ -182,9 +191,7 @@ def lease_of(
 def _claim(
     marker: Marker, execution_id: str, task_id: str, lease: float, attempt_id: str = KEPT
 ) -> Claim:
-    own, label = hold_id(execution_id), f"{task_id} {execution_id}"
-    if marker.until == TIME:
-        label += f"\t{TIME}"
+    own, label = hold_id(execution_id), f"{task_id} {execution_id}\t{marker.until}"
     return Claim(own, attempt_id, own, (marker.name,), (1,), lease, label)
 
 

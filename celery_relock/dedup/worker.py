@@ -21,7 +21,7 @@ from ..engine.lease import State
 from ..engine.protocol import Answer, Ended, HoldInfo, Successor
 from ..errors import LockUnavailable, RelockError
 from ..worker.beside import HeldBeside
-from ..worker.conflict import end_unexecuted, release
+from ..worker.conflict import end_unexecuted, release, withdraw_later
 from ..worker.delivery import delivery_of, retry_of
 from ..worker.message import header_of
 from ..worker.states import Late, SentAgain, Waits, end_dropped, is_requeued, show_revoked
@@ -99,8 +99,11 @@ class _Execution(HeldBeside):
         self.to_retry = [*call.marker]
         self.replaced = False
         self.execution_id = header_of(message).first_execution_id
+        told, mine = header_of(message).dedup, call.marker
+        if message.retries or (told is not None and not told[0]):
+            mine = mine._replace(until=marker.OWN)
         self.lease = marker.lease_of(
-            call.engine, call.marker, self.execution_id, message.id, call.options.ttl
+            call.engine, mine, self.execution_id, message.id, call.options.ttl
         )
 
     @property
@@ -119,12 +122,17 @@ class _Execution(HeldBeside):
 
     def arrive(self) -> Found | None:
         """Take the marker over. Returns whose it is if this call is a duplicate."""
+        there = self._ask_whose()
+        # Of another call with its id it is none: what that returns is the result that its caller
+        # gets, and the result of a duplicate would take its place.
+        return None if there is None or there.task_id == self.message.id else there
+
+    def _ask_whose(self) -> Found | None:
         by_name = _is_called_by_name(self.message)
         try:
             if self.call.marker.until == marker.TIME:
                 return self._claim(float(self.call.options.dedup or 0)) if by_name else None
-            there = self._acquire()
-            if there is None or not by_name:
+            if self._acquire() is None or not by_name:
                 return None
             # As if it had been sent just now: perhaps the other one is over, or to be replaced.
             there = self._claim(marker.QUEUED)
@@ -221,7 +229,10 @@ class _Execution(HeldBeside):
         BLOCKED was written over it, as the execution was about to be parked.
         """
         if self.ask_replaced():
-            show_revoked(self.call.task, self.message.id, "replaced by a later call")
+            # What waits for it, or for its message, was perhaps not removed by the later call.
+            withdraw_later(self.call.engine, header_of(self.message).execution_id)
+            reason = "replaced by a later call"
+            show_revoked(self.call.task, self.message.id, reason, self.message)
 
     def end(self, error: BaseException | None) -> None:
         # A marker of some seconds is left as it is.

@@ -24,7 +24,7 @@ from weakref import WeakKeyDictionary, ref
 from celery import Celery
 from celery.local import Proxy
 from celery.signals import task_received
-from kombu import serialization
+from kombu import Exchange, serialization
 from kombu.common import Broadcast
 from kombu.compression import compress
 from kombu.message import Message as Received
@@ -73,6 +73,7 @@ class RawMessage(NamedTuple):
         exchange, routing_key: where the sender sent it.
         queue: where it was received, "" if that cannot be told.
         receiver: whose copy it is of what a fanout exchange brings to several; "" for no copy.
+        exchange_type: as the sender declared it, of a message that was not received; else "".
     """
 
     body: bytes | str
@@ -84,6 +85,7 @@ class RawMessage(NamedTuple):
     routing_key: str
     queue: str = ""
     receiver: str = ""
+    exchange_type: str = ""
 
 
 class Carried(str):
@@ -273,6 +275,7 @@ def parked_text(
         "exchange": raw.exchange,
         "routing_key": raw.routing_key,
         "queue": raw.queue,
+        "exchange_type": raw.exchange_type,
     }
     try:
         text: str = json.dumps(content, ensure_ascii=False)
@@ -378,6 +381,9 @@ def _publish(app: Celery, found: dict[str, Any], queue: str | None, delay: float
         if queue is None:
             is_copy = bool(headers.get(HEADER, {}).get("receiver"))
             queue, declare = _where(app, producer.connection, *origin, is_copy=is_copy)
+            kind = "" if declare or is_amqp(producer.connection) else found.get("exchange_type")
+            if kind:  # its queue is unknown here, see `_queues_at`
+                declare = [Exchange(exchange, kind)]
         if queue is not None:
             headers[ORIGIN] = origin
             exchange, routing_key = "", queue
@@ -481,7 +487,7 @@ def _queues_at(app: Celery, exchange: str, routing_key: str) -> list[Any]:
 # By app: the id of its home, by queue for what has one of its own; "" for all others.
 _homes: WeakKeyDictionary[Any, dict[str, str]] = WeakKeyDictionary()
 # Options of kombu's transports by which deployments share a broker, and have queues of their own.
-_PREFIXES = ("global_keyprefix", "queue_name_prefix", "region")
+_PREFIXES = ("global_keyprefix", "queue_name_prefix", "region", "master_name")
 
 
 def home(app: Celery, queue: str = "") -> str:

@@ -162,15 +162,21 @@ def ignores_result(task: Any, message: Any) -> bool:
     return bool(task.ignore_result if told is None else told)
 
 
-def show_revoked(task: Any, task_id: str, reason: str) -> None:
-    """Store REVOKED for a call that will not run, unless it has ended."""
+def show_revoked(task: Any, task_id: str, reason: str, message: Any = None) -> None:
+    """Store REVOKED for a call that will not run, unless it has ended.
+
+    Args:
+        message: of the call, where it is at hand: the backend `rpc://` answers to who sent it.
+    """
+    # Without a request `rpc://` would tell it to who waits for the task that runs here.
+    message = message or Context(id=task_id)
     if stores_no_result(task):
         return
 
     def store() -> bool:
         if task.AsyncResult(task_id).state in READY_STATES:
             return False
-        task.backend.mark_as_revoked(task_id, reason)
+        task.backend.mark_as_revoked(task_id, reason, request=message)
         return True
 
     try:

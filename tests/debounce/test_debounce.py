@@ -11,6 +11,7 @@ import uuid
 import pydantic
 import pytest
 from celery import Celery, Task, chain, chord, group
+from kombu import Exchange, Queue
 
 from celery_relock import LockedTask, declaration
 from celery_relock.dedup import marker
@@ -193,6 +194,16 @@ def test_calls_by_a_connection_of_the_callers_are_merged(worker, m, shop):
     _end(m.later, shop)
     assert calls[0].get(timeout=LONG) == 1
     assert _whats(worker, shop) == [1]
+
+
+def test_a_call_to_a_queue_that_no_worker_knows_reaches_it_by_its_exchange(m, shop):
+    """On Redis, where a process takes an exchange for a direct one until it is told."""
+    queue = Queue(f"special{shop}", Exchange(f"topics{shop}", "topic"), routing_key="a.*")
+    m.soon.apply_async((shop,), queue=queue, routing_key="a.b")
+    with m.app.connection_for_read() as connection:
+        found = connection.SimpleQueue(queue).get(timeout=LONG)
+        assert found.headers["task"] == m.soon.name
+        found.ack()
 
 
 def test_a_call_that_celery_does_not_publish_says_so(m, shop, monkeypatch):

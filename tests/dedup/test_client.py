@@ -20,7 +20,7 @@ from celery_relock import LockedTask, declaration, is_dropped, signals
 from celery_relock.dedup import marker
 from celery_relock.errors import DuplicateTask, LockConfigError, LockUnavailable
 from tests.support import leftovers, wait_for
-from tests.support.parked import engine_here
+from tests.support.parked import engine_here, lock_of, wait_until_parked
 
 DAY = 86_400.0
 
@@ -162,6 +162,60 @@ def test_replace_revokes_the_queued_one_and_the_last_one_runs(worker, m, slow, w
 
 # Celery's own, where it stores a result in the process of the test.
 @pytest.mark.filterwarnings("ignore:Call to deprecated setex")
+@pytest.mark.parametrize("where", ["held for its countdown", "parked"])
+@pytest.mark.parametrize("task", ["replaces_in_order", "replaces_late_in_order"])
+def test_a_replaced_call_holds_up_nobody_in_its_order(worker, m, slow, task, where):
+    task = getattr(m, task)
+    running = m.in_order.delay(slow, "running")
+    _began(worker, slow)
+    first = task.apply_async((slow, "first"), countdown=0 if where == "parked" else 1)
+    if where == "parked":
+        wait_for(lambda: first.state == "BLOCKED", what="it to wait for its turn")
+    last, behind = task.delay(slow, "last"), m.in_order.delay(slow, "behind")
+    _free(worker, slow)
+    assert running.get(timeout=20) == running.id
+    assert last.get(timeout=20) == last.id
+    assert behind.get(timeout=20) == behind.id
+    with pytest.raises(TaskRevokedError, match="replaced by"):
+        first.get(timeout=20)
+    ran = [e["more"] for e in _of(worker, slow)]
+    assert ran == [["running"], ["last"], ["behind"]]
+
+
+@pytest.mark.parametrize("kind", ["chain", "chord", "link", "retry"])
+def test_what_somebody_waits_for_is_not_replaced(worker, m, account, kind):
+    step, after, task = m.replaces.si(account, "a step"), m.counts.si(f"{account}-2", 1), m.replaces
+    waited = None
+    if kind == "retry":
+        task = m.replaces_and_retries
+        waited = task.delay(account, "retries")
+        wait_for(lambda: waited.state == "RETRY", what="the retry")
+    with lock_of(worker, f"account:{account}"):
+        if kind == "chain":
+            waited = chain(step, after).apply_async()
+        elif kind == "chord":
+            waited = chord([step, after], m.add.si(1, 2)).apply_async()
+        elif kind == "link":
+            waited = step.apply_async(link=after)
+        wait_until_parked(worker, f"account:{account}")
+        last = task.delay(account, "last")
+    assert waited.get(timeout=30)
+    assert last.get(timeout=20)
+
+
+# Celery's own, where it stores a result in the process of the test.
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex")
+def test_what_a_call_that_runs_may_be_replaced_by_is_said_by_its_own_mode(worker, m, slow):
+    first = m.replaces_until_done.delay(slow, "first")
+    _began(worker, slow)
+    later = m.replaces_until_done.apply_async((slow, "later"), lock_dedup="until_start")
+    assert later.id == first.id
+    _free(worker, slow)
+    assert first.get(timeout=20) == first.id
+
+
+# Celery's own, where it stores a result in the process of the test.
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex")
 def test_a_replaced_call_stays_revoked_where_celery_stores_started(worker, m, account):
     first = m.replaces_and_tracks.apply_async((account, "first"), countdown=3)
     second = m.replaces_and_tracks.delay(account, "second")
@@ -282,6 +336,22 @@ def test_a_call_by_name_counts_once_it_runs_or_is_parked(worker, m, slow):
     assert m.starts.delay(slow).id == parked.id
     _free(worker, slow)
     assert parked.get(timeout=20) == parked.id
+
+
+def test_two_calls_by_name_with_one_id_both_run(worker, m, slow):
+    calls = []
+    for number in (1, 2):
+        own = {"task_id": calls[0].id} if calls else {}
+        sent = m.app.send_task(
+            m.done.name, (slow, number), queue=m.app.conf.task_default_queue, **own
+        )
+        calls.append(sent)
+        _began(worker, slow)
+    wait_until_parked(worker, f"account:{slow}")
+    _free(worker, slow)
+    _began(worker, slow, 2)
+    wait_for(lambda: len(_of(worker, slow, "ended")) == 2, what="both to end")
+    assert calls[1].get(timeout=20) == calls[0].id
 
 
 def test_a_call_by_name_takes_the_place_of_one_that_may_be_replaced(worker, m, account):

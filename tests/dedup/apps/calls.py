@@ -77,6 +77,29 @@ def once_a_minute(self, account, *more):
     return work(self, account, *more)
 
 
+@task(lock_order="sent", **REPLACE)
+def replaces_in_order(self, account, *more):
+    return work(self, account, *more)
+
+
+@task(acks_late=True, lock_order="sent", **REPLACE)
+def replaces_late_in_order(self, account, *more):
+    return work(self, account, *more)
+
+
+@task(lock_order="sent")
+def in_order(self, account, *more):
+    return work(self, account, *more)
+
+
+@task(max_retries=1, **REPLACE)
+def replaces_and_retries(self, account, *more):
+    found = work(self, account, *more)
+    if more == ("retries",) and not self.request.retries:
+        raise self.retry(countdown=1)
+    return found
+
+
 @task(track_started=True, **REPLACE)
 def replaces_and_tracks(self, account, *more):
     return work(self, account, *more)
