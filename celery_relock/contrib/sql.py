@@ -122,7 +122,7 @@ def fence(connection: Any, name: str, token: int) -> None:
             name=name,
             remaining=0.0,
         )
-    if _in_transaction(driver) is False:
+    if not _in_transaction(driver):
         raise LockConfigError(
             f"the fence of {name!r} needs a transaction, and the connection is in autocommit mode: "
             "begin a transaction before the fence, and commit it after the writes",
@@ -183,7 +183,7 @@ def _begin(connection: Any, tokens: Mapping[str, int], check: Callable[[], None]
 
 
 def _end(connection: Any, tokens: Mapping[str, int], check: Callable[[], None]) -> None:
-    if _in_transaction(_driver_of(connection)) is False:
+    if _has_ended(connection) or not _in_transaction(_driver_of(connection)):
         raise LockConfigError(
             f"the transaction ended inside the fenced block of {', '.join(sorted(tokens))}: commit "
             "after the block, not in it"
@@ -286,17 +286,29 @@ def _refused(connection: Any, hint: str = "") -> LockConfigError:
     )
 
 
-def _in_transaction(driver: Any) -> bool | None:
-    """Whether the connection is in a transaction; None if the driver does not tell."""
+def _has_ended(connection: Any) -> bool:
+    """Whether SQLAlchemy knows that the transaction has ended. Not each driver knows it."""
+    # A scoped_session has not what is asked for below; its Session has.
+    connection = connection.registry() if hasattr(connection, "registry") else connection
+    return hasattr(connection, "get_transaction") and connection.get_transaction() is None
+
+
+def _in_transaction(driver: Any) -> bool:
+    """Whether the connection is in a transaction."""
     if hasattr(driver, "in_transaction"):  # sqlite3
         return bool(driver.in_transaction)
+    if hasattr(driver, "is_in_transaction"):  # asyncpg
+        return bool(driver.is_in_transaction())
     if hasattr(driver, "info") and hasattr(driver.info, "transaction_status"):  # psycopg, psycopg2
         return bool(driver.info.transaction_status)
     if hasattr(driver, "server_status"):  # PyMySQL: the flag SERVER_STATUS_IN_TRANS
         return bool(driver.server_status & 1)
-    if hasattr(driver, "get_autocommit"):  # mysqlclient, which does not see an explicit BEGIN
+    # These two see neither an explicit BEGIN nor that a transaction has ended.
+    if hasattr(driver, "get_autocommit"):  # mysqlclient
         return not driver.get_autocommit()
-    return None
+    if isinstance(getattr(driver, "autocommit", None), bool):  # pg8000
+        return not driver.autocommit
+    raise _refused(driver, ", which does not tell whether it is in a transaction")
 
 
 def _statement(dialect: str) -> str:

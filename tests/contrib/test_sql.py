@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
 import subprocess
@@ -19,8 +20,9 @@ from celery import Celery
 from psycopg import AsyncConnection
 from psycopg.rows import class_row
 from sqlalchemy.ext.asyncio import create_async_engine
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session
 
+import celery_relock.asyncio
 from celery_relock import Lock, LockedTask
 from celery_relock.contrib.sql import create_table, fence
 from celery_relock.engine.hold import Hold
@@ -69,7 +71,7 @@ class Way:
 
 
 def execute(connection: Any, statement: str) -> Any:
-    if isinstance(connection, sqlalchemy.Connection | Session):
+    if isinstance(connection, sqlalchemy.Connection | Session | scoped_session):
         result = connection.execute(sqlalchemy.text(statement))
         return result.all() if result.returns_rows else []
     with closing(connection.cursor()) as cursor:
@@ -90,8 +92,16 @@ def by_sqlalchemy(url: str) -> Callable[..., sqlalchemy.Connection]:
     return connect
 
 
-@pytest.fixture(params=["psycopg", "SQLAlchemy on PostgreSQL", "a Session", "PyMySQL",
-                        "SQLAlchemy on MariaDB", "sqlite3", "SQLAlchemy on SQLite"])  # fmt: skip
+# What is made of a connection of SQLAlchemy, for `fence`.
+GIVEN: dict[str, Callable[[Any], Any]] = {
+    "a Session": Session,
+    "a scoped_session on pg8000": lambda connection: scoped_session(lambda: Session(connection)),
+}
+
+
+@pytest.fixture(params=["psycopg", "SQLAlchemy on PostgreSQL", "SQLAlchemy on pg8000",
+                        *GIVEN, "PyMySQL", "SQLAlchemy on MariaDB", "sqlite3",
+                        "SQLAlchemy on SQLite"])  # fmt: skip
 def way(request: pytest.FixtureRequest, tmp_path: Path) -> Way:
     which, file = request.param, tmp_path / "shop.sqlite"
     if which == "sqlite3":
@@ -113,10 +123,9 @@ def way(request: pytest.FixtureRequest, tmp_path: Path) -> Way:
     if which == "psycopg":
         limit = {"options": "-c lock_timeout=50"}
         return Way("postgresql", lambda **more: database.connect(**limit, **more))
-    connect = by_sqlalchemy(database.url.replace("postgresql:", "postgresql+psycopg:"))
-    return Way(
-        "postgresql", connect, Session if which == "a Session" else lambda connection: connection
-    )
+    driver = "pg8000" if "pg8000" in which else "psycopg"
+    connect = by_sqlalchemy(database.url.replace("postgresql:", f"postgresql+{driver}:"))
+    return Way("postgresql", connect, GIVEN.get(which, lambda connection: connection))
 
 
 def test_only_the_highest_token_of_a_lock_may_write(way: Way) -> None:
@@ -158,6 +167,41 @@ def test_a_commit_inside_the_block_is_refused(way: Way, lock: Callable[[], Lock]
         held.fenced(connection),
     ):
         connection.commit()
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+@pytest.mark.parametrize(("mode", "said"), [("AUTOCOMMIT", "autocommit"), (None, "ended inside")])
+def test_in_coroutines_autocommit_and_a_commit_inside_the_block_are_refused(
+    postgres: Postgres, redis_url: str, namespace: str, driver: str, mode: str | None, said: str
+) -> None:
+    Way("postgresql", postgres.connect)
+    url = postgres.url.replace("postgresql:", f"postgresql+{driver}:")
+
+    async def commit_inside() -> None:
+        engine = create_async_engine(url, poolclass=sqlalchemy.NullPool)
+        async with (
+            celery_relock.asyncio.Lock(redis_url, "account:42", namespace=namespace) as held,
+            engine.connect() as connection,
+        ):
+            if mode:
+                await connection.execution_options(isolation_level=mode)
+            with pytest.raises(LockConfigError, match=said):
+                async with held.fenced(connection):
+                    await connection.commit()
+
+    asyncio.run(commit_inside())
+
+
+def test_a_driver_that_does_not_tell_of_transactions_is_refused() -> None:
+    class Silent(sqlite3.Connection):
+        @property
+        def in_transaction(self) -> bool:
+            raise AttributeError
+
+    with closing(sqlite3.connect(":memory:", factory=Silent)) as connection:
+        connection.execute(create_table("sqlite"))
+        with pytest.raises(LockConfigError, match="does not tell"):
+            fence(connection, "account:42", 1)
 
 
 def test_a_transaction_that_began_inside_the_block_is_checked_at_its_end(
