@@ -26,7 +26,7 @@ from ..errors import LockConfigError, LockLost
 __all__ = ["create_table", "fence", "fenced"]
 
 TABLE = "relock_fence"
-# The width of the column, in characters; and how much of a longer name stands before its digest.
+# The width of the column, in characters; and how much of a name stands before its digest.
 _LONGEST, _CUT = 255, 200
 
 # One row changes if the token is accepted, and none otherwise.
@@ -318,6 +318,7 @@ def _statement(dialect: str) -> str:
 
 
 def _stored(name: str) -> str:
-    if len(name) <= _LONGEST:
+    # MySQL takes two names that differ only in spaces at their end for one.
+    if len(name) <= _LONGEST and not name.endswith(" "):
         return name
     return f"{name[:_CUT]}~{ids.digest(name.encode())}"
