@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from ..engine import ids
 from ..engine.inspection import Holder, Inspectable, Inspection, LockInfo, ParkedMessage, Plain
 from ..engine.protocol import DEBOUNCE, LINE, MARKER
+from ..errors import LockUnavailable
 
 # Holders and waiters of one lock to show by default.
 SHOWN = 100
@@ -124,7 +126,9 @@ class Look:
     def inspection(self) -> Inspection:
         """Whom to ask. Raises LockConfigError if the layout there is not ours."""
         asks = self._backend.inspection()
-        asks.has_layout()
+        # In a cluster the server that knows can be away, and that of the lock be there.
+        with suppress(LockUnavailable):
+            asks.has_layout()
         return asks
 
     def find(self, pattern: str, most: int = 1) -> Iterator[LockInfo]:

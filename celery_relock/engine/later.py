@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from ..errors import LockUnavailable
+from ..errors import LockUnavailable, RelockError
 from .crash import Entry, journal
 from .events import logger
 from .platform import anew_in_a_child, for_with
@@ -14,6 +14,9 @@ from .platform import anew_in_a_child, for_with
 # How soon a backend that could not be reached is asked again, in seconds; and how many calls are
 # kept for that moment. What they would have freed ends by itself, only later.
 _AGAIN, _MOST = 0.5, 10_000
+# How soon one that has refused is asked again, and for how long: a password is being changed, or a
+# right was taken away by mistake.
+_REFUSED_AGAIN, _REFUSED_FOR = 2.0, 600.0
 
 
 class Later:
@@ -26,7 +29,7 @@ class Later:
 
     def _reset(self) -> None:
         # The parent's thread makes the calls that a forked child has copies of.
-        self._calls: list[tuple[Callable[[], object], Entry | None]] = []
+        self._calls: list[tuple[Callable[[], object], Entry | None, float]] = []
         self._is_running = False
         self._guard = for_with(threading.Lock())
 
@@ -47,7 +50,7 @@ class Later:
             journal.note(_key(entry), entry)
         with self._guard:
             if len(self._calls) < _MOST:
-                self._calls.append((call, entry))
+                self._calls.append((call, entry, time.monotonic()))
             else:
                 logger.warning("too much has failed without Redis: not all of it is made up for")
             if self._is_running:
@@ -61,21 +64,25 @@ class Later:
 
     def _run(self) -> None:
         while True:
-            (call, entry), again = self._calls[0], False
+            (call, entry, since), again = self._calls[0], False
             try:
                 call()
             except LockUnavailable:
                 again = True
                 time.sleep(_AGAIN)
-            except Exception:  # noqa: BLE001 - whatever it is, the others are made
-                logger.exception("what failed cannot be made up for")
+            except Exception as error:  # noqa: BLE001 - whatever it is, the others are made
+                again = isinstance(error, RelockError) and time.monotonic() - since < _REFUSED_FOR
+                if again:
+                    time.sleep(_REFUSED_AGAIN)
+                else:
+                    logger.exception("what failed cannot be made up for")
             if entry is not None and not again:
                 journal.remove(_key(entry))
             with self._guard:
                 del self._calls[0]
                 if again:
                     # Behind the others, which may be for another node of a cluster.
-                    self._calls.append((call, entry))
+                    self._calls.append((call, entry, since))
                 if not self._calls:
                     self._is_running = False
                     return

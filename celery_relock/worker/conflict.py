@@ -46,6 +46,7 @@ from ..engine.protocol import (
     ParkAnswer,
     Parked,
     Successor,
+    lock_names,
 )
 from ..errors import LockConfigError, LockConflict, LockDeadlock, LockUnavailable, RelockError
 from ..naming.callables import called
@@ -108,7 +109,7 @@ def obtain(attempt: Attempt) -> Held | None:
             if held is not None:
                 return held
             continue
-        except SoftTimeLimitExceeded:
+        except (SoftTimeLimitExceeded, LockConfigError):
             # The task fails with this error, so it must not run later.
             _end_waiting(attempt)
             raise
@@ -148,7 +149,7 @@ def _without_redis(attempt: Attempt, error: LockUnavailable) -> float | None:
 
 
 def _has_failed(task: Any, message: Any) -> bool:
-    """Whether a message that was parked has failed since, as Redis could not be reached: its place
+    """Whether a message that was parked has failed since, as Redis could not be asked: its place
     could not be removed either, and somebody has published it again before that was made up for.
 
     Its state says so, which was BLOCKED when it was parked. One that is acknowledged late can come
@@ -159,7 +160,7 @@ def _has_failed(task: Any, message: Any) -> bool:
     found = stored(task, message.id)
     if found is None or found["status"] != FAILURE:
         return False
-    return isinstance(found["result"], LockUnavailable)
+    return isinstance(found["result"], LockUnavailable | LockConfigError)
 
 
 def _end_waiting(attempt: Attempt) -> None:
@@ -598,16 +599,15 @@ def release(engine: Engine, lease: Lease, *, ended: bool) -> None:
         with suppress(Exception):
             engine.release(lease, ended=ended)
     except RelockError as error:
-        again = asked and isinstance(error, LockUnavailable)
         logger.log(
             logging.WARNING if held else logging.DEBUG,
             "Cannot release the lock %s, %sits lease ends it within %.0f s: %s",
-            ", ".join(map(repr, lease.claim.names)),
-            "trying again; " if again else "",
+            _named(lease),
+            "trying again; " if asked else "",
             lease.claim.lease,
             error,
         )
-        if again:
+        if asked:
             engine.later.add(partial(_release_again, engine, lease, ended, held))
     except BaseException:
         # Thrown in from outside. First the lock: nobody would release it later.
@@ -622,4 +622,8 @@ def _release_again(engine: Engine, lease: Lease, ended: bool, held: bool) -> Non
     is_left = to is not None and not to.execution_id.startswith(COOLDOWN)
     if held:
         what = "left to what comes next" if is_left else "released"
-        logger.info("The lock %s is %s now", ", ".join(map(repr, lease.claim.names)), what)
+        logger.info("The lock %s is %s now", _named(lease), what)
+
+
+def _named(lease: Lease) -> str:
+    return ", ".join(repr(name) for each in lease.claim.names for name in lock_names(each))

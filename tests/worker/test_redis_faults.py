@@ -8,6 +8,7 @@ import pytest
 
 from celery_relock.errors import LockConfigError, LockUnavailable
 from tests.support import wait_for
+from tests.support.parked import lock_of, state_of, wait_until_parked, wait_until_requeued
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +31,18 @@ def down(locks):
 
     yield up
     up()
+
+
+@pytest.fixture
+def refuses(locks):
+    """Whether the lock Redis refuses all scripts, as a user without the right gets it."""
+
+    def refuses(does):
+        rights = ("-evalsha", "-eval") if does else ("+@all",)
+        locks.client().execute_command("ACL", "SETUSER", "default", *rights)
+
+    yield refuses
+    refuses(False)
 
 
 def _inside(worker, account, timeout=30.0):
@@ -115,6 +128,35 @@ def test_down_at_release_is_released_when_redis_is_back_and_not_when_the_lease_e
     locks.restart(keep_data=True)
     assert worker.module.raises.delay(account).get(timeout=30)["protected"]
     worker.wait_for_log(rf"The lock .*account:{account}.* is released now")
+
+
+def test_what_redis_refuses_at_release_is_released_when_it_does_no_more(worker, account, refuses):
+    result = worker.module.holds_long.delay(account)
+    _inside(worker, account)
+    refuses(True)
+    worker.journal.add(f"free {account}")
+    result.get(timeout=20)
+    worker.wait_for_log(rf"Cannot release the lock .*account:{account}.*trying again")
+    refuses(False)
+    assert worker.module.raises.delay(account).get(timeout=30)["protected"]
+    worker.wait_for_log(rf"The lock .*account:{account}.* is released now")
+
+
+def test_a_parked_one_that_fails_as_redis_refuses_does_not_run_later(worker, account, refuses):
+    name, other = f"account:{account}", f"other{account}"
+    with lock_of(worker, name):
+        result = worker.module.raises.delay(account)
+        wait_until_parked(worker, name)
+        worker.module.holds.delay(other)
+        _inside(worker, other)
+    wait_until_requeued(worker)
+    refuses(True)
+    worker.journal.add(f"free {other}")
+    with pytest.raises(LockConfigError):
+        result.get(timeout=20)
+    refuses(False)
+    wait_for(lambda: not state_of(worker, name).parked, what="its message to be gone")
+    assert not worker.journal.events("inside", account=account)
 
 
 def test_the_scripts_are_sent_again_after_script_flush(worker, account, locks):

@@ -49,8 +49,8 @@ from ...engine.protocol import (
     Successor,
 )
 from ...errors import LockUnavailable, RelockError
-from .connections import Call, Effort, Transport
-from .errors import check_server, fields_of, reply_of, translate, with_locks
+from .connections import BRIEF, Call, Effort, Transport
+from .errors import check_server, fields_of, passes, reply_of, translate, with_locks
 from .keys import SCHEMA, Keys
 from .replies import as_text, hold_info, taken_holds
 from .scripts import scripts
@@ -243,8 +243,12 @@ class RedisBackend:
 
     def _live(self, channels: Sequence[str], worker: str, seconds: float) -> list[int]:
         keys, args = [self.keys.live(channel) for channel in channels], [worker, _ms(seconds)]
-        reply: list[int] = self.transport.run(self._scripts["announce"], keys, args)[0]
-        return reply
+        # Once, and briefly: nobody waits for a failover to hear where a message goes.
+        (outcome,) = self.transport.run_each(
+            self._scripts["announce"], [(keys, args)], Effort(BRIEF)
+        )
+        counts: list[int] = reply_of(outcome)
+        return counts
 
     def burst(self, name: str, whole: bool) -> Burst | None:
         asks = ["-", "-", "", str(int(whole)), "0", "0", "0", "", ""]
@@ -375,15 +379,23 @@ class RedisBackend:
 
     def _agree(self, meta: str) -> None:
         """Check the server's version and the layout before this process's first command for a
-        bucket. Also check the layout of the first bucket, which every process checks."""
-        for each in {self.keys.meta(), meta} - self._agreed:
-            layout = [str(SCHEMA), str(self.keys.buckets)]
-            reply, *_ = self.transport.run(self._scripts["open"], [each], layout)
-            if reply[0] != b"OK":
-                raise self.keys.other_layout(*map(as_text, reply[1:]))
-            if not self._agreed:
-                self._look_at_server(each)
-            self._agreed.add(each)
+        bucket. Also check the layout of the first bucket, which every process checks; if its server
+        is away, at another time."""
+        script, layout = self._scripts["open"], [str(SCHEMA), str(self.keys.buckets)]
+        if meta not in self._agreed:
+            self._check_layout(meta, self.transport.run(script, [meta], layout)[0])
+        first = self.keys.meta()
+        if first not in self._agreed:
+            (outcome,) = self.transport.run_each(script, [([first], layout)], Effort(BRIEF))
+            if not (isinstance(outcome, Exception) and passes(outcome)):
+                self._check_layout(first, reply_of(outcome))
+
+    def _check_layout(self, meta: str, reply: Sequence[bytes]) -> None:
+        if reply[0] != b"OK":
+            raise self.keys.other_layout(*map(as_text, reply[1:]))
+        if not self._agreed:
+            self._look_at_server(meta)
+        self._agreed.add(meta)
 
     def _look_at_server(self, key: str) -> None:
         # Scripts ignore a PUBLISH that is forbidden, so only this command reveals it.

@@ -12,6 +12,7 @@ import pytest
 from redis.exceptions import ResponseError
 
 from celery_relock import errors
+from celery_relock.admin.look import Look
 from celery_relock.backends.redis.errors import passes
 from celery_relock.backends.redis.keys import CLUSTER_BUCKETS as BUCKETS
 from celery_relock.backends.redis.keys import Keys
@@ -261,6 +262,34 @@ def test_a_master_that_is_gone_for_good_takes_no_patience_from_the_others(
         node.restart(keep_data=True)
     wait_for(cluster.is_well, timeout=30)
     cluster.set_coverage(full=True)
+
+
+def test_a_master_with_what_all_locks_share_keeps_up_none_of_the_others(
+    cluster: ClusterServers, namespace: str
+) -> None:
+    """Who consumes which resume queue, and the layout that each process checks."""
+    keys = Keys(namespace, BUCKETS)
+    first = next(f"n{i}" for i in range(1000) if keys.bucket(f"n{i}") == 0)
+    gone = cluster.master_of_lock(first, namespace)
+    name = next(
+        f"n{i}" for i in range(40) if cluster.master_of_lock(f"n{i}", namespace) is not gone
+    )
+    replicas = cluster.replicas_of(gone)
+    cluster.set_coverage(full=False)
+    for node in (*replicas, gone):
+        node.kill()
+    new = Runs(Engine(cluster.backend(namespace, patience=60.0)))
+    started = time.monotonic()
+    assert new.release(new.held(name))
+    with pytest.raises(errors.LockUnavailable):
+        new.engine.backend.consumed("a channel")
+    assert Look(new.engine.backend).get(name, 1, 1)
+    assert time.monotonic() - started < 30.0
+    for node in (gone, *replicas):
+        node.restart(keep_data=True)
+    wait_for(cluster.is_well, timeout=30)
+    cluster.set_coverage(full=True)
+    assert not new.engine.backend.consumed("a channel")
 
 
 def test_a_hold_whose_master_is_gone_for_good_is_lost_and_told(
