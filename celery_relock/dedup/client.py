@@ -122,13 +122,14 @@ def _send_once(
     except LockUnavailable as error:
         if call.options.on_unavailable == "raise":
             # If only the answer is lost, the call is marked all the same.
-            engine, name = call.engine, call.marker.name
-            kept = kept_for(engine.backend, marker.hold_id(execution_id), name)
-            engine.later.add(partial(marker.drop, engine, name, execution_id, ended=True), kept)
+            _drop_later(call, execution_id)
             raise
         logger.error("%s is sent without looking for duplicates: %s", call.task.name, error)
         return publish()
     if there is not None:
+        if there.repeated and call.options.order:  # it may still get a place
+            line = [LINE + name for name in call.names]
+            call.engine.later.add(partial(end_unexecuted, call.engine, line, execution_id))
         return _answer(call, there, task_id)
     try:
         says = {DEDUP: list(call.marker), "execution_id": execution_id}
@@ -173,12 +174,15 @@ def claim(
 ) -> Found | None:
     """Get the marker for a call. Returns whose it is if this one is a duplicate. Raises
     LockUnavailable."""
-    tried = ""
+    tried, repeated = "", False
     while True:
         there = marker.put(acquire, call.marker, execution_id, task_id, keep)
+        if there is None:
+            return None
+        repeated = repeated or there.repeated
         # One that has begun meanwhile stands: asked again, the marker still belongs to it.
-        if there is None or there.execution_id == tried:
-            return there
+        if there.execution_id == tried:
+            break
         tried = there.execution_id
         is_own = there.task_id == task_id  # its sender has not heard that it got it
         if call.options.on_duplicate == "replace" and not is_own:
@@ -189,7 +193,17 @@ def claim(
         elif is_over(call, there):
             _free(call, there)
         else:
-            return there
+            break
+    if repeated:
+        _drop_later(call, execution_id)
+    return there._replace(repeated=repeated)
+
+
+def _drop_later(call: Call, execution_id: str) -> None:
+    """The call is not sent, and may be marked all the same, now or by a copy of the command."""
+    engine, name = call.engine, call.marker.name
+    kept = kept_for(engine.backend, marker.hold_id(execution_id), name)
+    engine.later.add(partial(marker.drop, engine, name, execution_id, ended=True), kept)
 
 
 def _free(call: Call, there: Found) -> None:

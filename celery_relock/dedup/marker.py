@@ -60,6 +60,8 @@ class Found(NamedTuple):
         since: when it got the marker, in seconds since the epoch by the server's clock.
         until: when the marker goes, as its holder has said; see `Marker`.
         begun: whether it is known that an execution, or a retry, has taken the marker over.
+        repeated: the command that found it was sent more than once, so a copy may still come, and
+            mark the call that asked.
     """
 
     task_id: str
@@ -68,6 +70,7 @@ class Found(NamedTuple):
     since: float
     until: str
     begun: bool = False
+    repeated: bool = False
 
     @property
     def timed(self) -> bool:
@@ -124,7 +127,8 @@ def found(answer: Answer | None) -> Found | None:
     """Whose marker is in the way, None where the answer does not say."""
     if not isinstance(answer, Conflict):
         return None
-    return _found(answer.label, answer.remaining, answer.fence)
+    there = _found(answer.label, answer.remaining, answer.fence)
+    return there and there._replace(repeated=answer.repeated)
 
 
 def _found(label: str, remaining: float, fence: int) -> Found | None:

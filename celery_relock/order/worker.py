@@ -126,12 +126,14 @@ class _Execution(HeldBeside):
             )
         return in_order
 
-    def ordered(self, body: Body, in_order: bool | None) -> Body:
+    def ordered(self, body: Body, was_in_order: bool | None) -> Body:
         """The body, with what it is told."""
-        told = _telling(body, in_order)
 
         def begin(make_hold: MakeHold) -> Any:
-            self.begun = True
+            self.begun, in_order = True, was_in_order
+            if in_order and self.lease.lost:  # it waited for its lock, and was frozen meanwhile
+                in_order, self.to_retry[1:] = False, [0] * bool(self.to_retry)
+                self.out_of_order = "it lost its turn while it waited for its lock"
             self.offer()
             # Only now: until it has its lock as well, it can come back here.
             if self.out_of_order:
@@ -139,7 +141,7 @@ class _Execution(HeldBeside):
                     "%s[%s] does not run in the order of %r: %s",
                     *(self.task.name, self.message.id, self.name, self.out_of_order),
                 )
-            return told(make_hold)
+            return _telling(body, in_order)(make_hold)
 
         return begin
 

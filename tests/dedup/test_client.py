@@ -18,6 +18,7 @@ from kombu.exceptions import OperationalError
 
 from celery_relock import LockedTask, declaration, is_dropped, signals
 from celery_relock.dedup import marker
+from celery_relock.engine.protocol import LINE, Conflict
 from celery_relock.errors import DuplicateTask, LockConfigError, LockUnavailable
 from tests.support import leftovers, wait_for
 from tests.support.parked import engine_here, lock_of, wait_until_parked
@@ -583,6 +584,31 @@ def test_a_call_that_was_not_sent_is_not_marked_though_it_had_a_marker(app_witho
     with pytest.raises(LockUnavailable):
         strict.delay(1)
     wait_for(lambda: strict.marked(1) is None, what="its marker to go")
+
+
+@pytest.mark.parametrize("task", ["starts", "in_order_once"])
+def test_a_late_copy_of_the_command_of_a_duplicate_marks_nothing(m, account, task, monkeypatch):
+    """The command was sent twice, as its first answer did not come; the first copy comes late."""
+    task, backend = getattr(m, task), engine_here(m.app).backend
+    verb = "acquire" if task is m.starts else "place"
+    ask, sent = getattr(backend, verb), []
+
+    def ask_twice(asked):
+        sent.append(asked)
+        answer = ask(asked)
+        is_taken = not isinstance(answer, Conflict)
+        return answer if is_taken else answer._replace(repeated=True)
+
+    first = task.apply_async((account,), countdown=60)
+    monkeypatch.setattr(backend, verb, ask_twice)
+    assert task.delay(account).id == first.id
+    wait_for(lambda: not engine_here(m.app).later._calls, what="it to be made up for")
+    task.unmark(account)  # the first one has ended
+    ask(sent[-1])
+    assert task.marked(account) is None
+    waiting = engine_here(m.app).inspect(f"{LINE}account:{account}").waiting
+    assert waiting == (1 if task is m.in_order_once else 0), "the place of the first one"
+    first.revoke()
 
 
 @pytest.mark.parametrize("policy", ["existing", "replace"])

@@ -187,6 +187,18 @@ def test_a_late_call_is_passed_over_and_told_so_when_it_comes(worker, m, account
 
 
 @ON_REDIS
+def test_a_call_that_loses_its_turn_while_it_waits_for_its_lock_says_so(worker, m, account):
+    name = f"account:{account}"
+    with lock_of(worker, name):
+        m.update.apply_async((account, 1), lock_on_conflict="block")
+        wait_for(lambda: looked_at(m, name).waiting, what="it to wait in its slot")
+        engine_here(m.app).backend.force_release(LINE + name)
+    (told,) = began(worker, account, 1)
+    assert not told["in_order"]
+    worker.wait_for_log(f"does not run in the order of '{name}': it lost its turn")
+
+
+@ON_REDIS
 @pytest.mark.parametrize("how", ["revoked", "expired", "not sent", "forgotten"])
 def test_a_call_that_does_not_come_holds_up_nobody(worker, m, account, late, how):
     options = {"expires": 1.0} if how == "expired" else {}

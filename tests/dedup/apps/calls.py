@@ -87,6 +87,11 @@ def replaces_late_in_order(self, account, *more):
     return work(self, account, *more)
 
 
+@task(lock_order="sent", lock_dedup="until_start")
+def in_order_once(self, account, *more):
+    return work(self, account, *more)
+
+
 @task(lock_order="sent")
 def in_order(self, account, *more):
     return work(self, account, *more)
