@@ -380,7 +380,7 @@ class RedisBackend:
     def _agree(self, meta: str) -> None:
         """Check the server's version and the layout before this process's first command for a
         bucket. Also check the layout of the first bucket, which every process checks; if its server
-        is away, at another time."""
+        cannot be reached, at another time."""
         script, layout = self._scripts["open"], [str(SCHEMA), str(self.keys.buckets)]
         if meta not in self._agreed:
             self._check_layout(meta, self.transport.run(script, [meta], layout)[0])
