@@ -536,19 +536,12 @@ class _Workers:
         )
 
     def judge(self, app: Any, engine: Engine | None) -> Iterator[Finding]:
-        own = {declared.options.task for declared in locked_tasks(app)}
-        for name in self.tasks.keys() - self.told.keys():
-            if unlocked := sorted(own & {task.partition(" ")[0] for task in self.tasks[name]}):
-                yield Finding(
-                    "workers",
-                    ERROR,
-                    f"the worker {name} runs {', '.join(unlocked)} without a lock",
-                    "It has not loaded celery-relock, or has an older version of your code, in "
-                    "which these tasks have no lock: they run beside those of other workers.",
-                    "Deploy the same code everywhere, and restart the worker.",
-                )
-        for name, told in sorted(self.told.items()):
-            yield from _compared(name, told, app, engine)
+        for name in sorted(self.tasks.keys() | self.told.keys()):
+            registered = {task.partition(" ")[0] for task in self.tasks.get(name, ())}
+            if name in self.told:
+                yield from _compared(name, self.told[name], registered, app, engine)
+            else:
+                yield from _of_tasks(name, {}, registered, app)
         versions = {str(told.get("version")) for told in self.told.values()}
         if versions - {__version__}:
             yield Finding(
@@ -561,7 +554,9 @@ class _Workers:
             )
 
 
-def _compared(name: str, told: _Told, app: Any, engine: Engine | None) -> Iterator[Finding]:
+def _compared(
+    name: str, told: _Told, registered: set[str], app: Any, engine: Engine | None
+) -> Iterator[Finding]:
     if problem := told.get("problem"):
         yield Finding(
             "workers",
@@ -586,7 +581,8 @@ def _compared(name: str, told: _Told, app: Any, engine: Engine | None) -> Iterat
             if both
             else "Nothing, if it belongs to another program.",
         )
-    elif engine is not None and told.get("backend") and told["backend"] != engine.backend.id:
+        return
+    if engine is not None and told.get("backend") and told["backend"] != engine.backend.id:
         yield Finding(
             "workers",
             WARNING,
@@ -594,15 +590,31 @@ def _compared(name: str, told: _Told, app: Any, engine: Engine | None) -> Iterat
             "If this is another Redis, or another database, the two do not exclude each other.",
             "Give both the same relock_url.",
         )
-    for task, key in sorted((told.get("tasks") or {}).items()):
-        found = app.tasks.get(task)
-        own = key_of(declaration(type(found)).options.key) if is_locked(type(found)) else key
-        if own != key:
+    yield from _of_tasks(name, told.get("tasks") or {}, registered, app)
+
+
+def _of_tasks(
+    name: str, locked: Mapping[str, str], registered: set[str], app: Any
+) -> Iterator[Finding]:
+    """`locked`: the worker's locked tasks, each with its key; `registered`: all its tasks."""
+    own = {each.options.task: key_of(each.options.key) for each in locked_tasks(app)}
+    if unlocked := sorted((own.keys() & registered) - locked.keys()):
+        yield Finding(
+            "workers",
+            ERROR,
+            f"the worker {name} runs {', '.join(unlocked)} without a lock",
+            "It has not loaded celery-relock, or has an older version of your code, in "
+            "which these tasks have no lock: they run beside those of other workers.",
+            "Deploy the same code everywhere, and restart the worker.",
+        )
+    for task, key in sorted(locked.items()):
+        if task in app.tasks and own.get(task) != key:
+            here = f"it is {own[task]}" if task in own else "it has no lock"
             yield Finding(
                 "workers",
                 ERROR,
-                f"the worker {name} has lock_key={key} for {task}, and here it is {own}",
-                "The two use different lock names, and do not exclude each other.",
+                f"the worker {name} has lock_key={key} for {task}, and here {here}",
+                "The two do not exclude each other.",
                 "Deploy the same code everywhere, and restart the worker.",
             )
 

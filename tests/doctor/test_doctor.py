@@ -453,6 +453,31 @@ def test_a_worker_that_runs_a_locked_task_without_the_library(worker, module_wor
     assert old.stop() == 0
 
 
+def declared_anew(worker, name, **options):
+    """The worker's app, where one task is declared in another way."""
+    app = _import_afresh(APP, worker.settings).app
+    del app.tasks[name]
+    app.task(_body_of, name=name, shared=False, **options)
+    return app
+
+
+def test_a_worker_that_has_the_library_and_runs_a_locked_task_without_its_lock(worker):
+    newer = declared_anew(worker, "refund", base=LockedTask, lock_key="account:{a}")
+    finding = only(of_workers(newer), "workers")
+    assert finding.severity == "error"
+    assert finding.what == f"the worker {worker.node} runs refund without a lock"
+    newer.conf.relock_namespace = "other"
+    assert "relock_namespace" in only(of_workers(newer), "workers").what, "it has other locks"
+
+
+def test_a_worker_that_locks_a_task_which_has_no_lock_here(worker):
+    older = declared_anew(worker, "charge")
+    finding = only(of_workers(older), "workers")
+    assert finding.severity == "error"
+    what = "has lock_key='account:{account}' for charge, and here it has no lock"
+    assert finding.what == f"the worker {worker.node} {what}"
+
+
 def test_no_worker_and_no_broker(app_with):
     app = app_with()
     assert "no worker has answered" in only(doctor.examine(app, timeout=0.1), "workers").what

@@ -26,3 +26,8 @@ def report(name: str) -> int:
 )
 def index(name: str) -> int:
     return 1
+
+
+@app.task(name="refund")
+def refund(account: str) -> int:
+    return 1
