@@ -198,10 +198,11 @@ def passes(error: Exception) -> bool:
     return _is_of_the_way(error)
 
 
-def forbids(error: Exception) -> bool:
-    """Whether an error says that the Redis user lacks a permission, or that the server does not
-    have the command: a managed one may hide CONFIG."""
-    return _code(error) in ("NOPERM", "UNKNOWN")
+def forbids(error: Exception, *, is_old: bool = True) -> bool:
+    """Whether an error says that the Redis user lacks a permission; or, unless the command is newer
+    than some servers, that the server does not have it: a managed one may hide CONFIG."""
+    code = _code(error)
+    return code == "NOPERM" or (is_old and code == "UNKNOWN")
 
 
 def check_server(info: Mapping[str, Any]) -> None:

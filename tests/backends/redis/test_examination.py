@@ -17,6 +17,8 @@ from celery_relock.engine.examination import Examination
 from celery_relock.errors import LockConfigError
 from tests.support import RedisServer, new_namespace
 from tests.support.backends import backend_of, close
+from tests.support.cluster import ClusterServers
+from tests.support.missing import binary_of
 from tests.support.worker import ROOT
 
 # What the page says that a user needs, for locks and to be looked at.
@@ -70,6 +72,14 @@ def test_each_permission_that_is_missing_is_named(
         assert asks.refused() == [missing]
         assert (asks.memory(10) is None) == (missing in ("+scan", "+dbsize"))
     assert server.client(db=1).dbsize() == 0
+
+
+def test_a_cluster_that_has_no_sharded_channels_forbids_nothing(redis_binary: str) -> None:
+    cluster = ClusterServers(binary_of("Redis 6.2", redis_binary), replicas=False)
+    try:
+        assert cluster.backend(new_namespace()).examination().refused() == []
+    finally:
+        cluster.stop()
 
 
 def test_every_key_of_the_catalogue_is_of_a_kind() -> None:
