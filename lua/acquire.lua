@@ -16,7 +16,7 @@
 -- Reply {WAIT, rank, ms}: queued at this rank; look again after ms, when the next lease ends
 -- Reply {PARKED, rank, execution, name, message, …}: the message is in the queue at this rank; messages to resume
 -- Reply {FULL, index, count, bytes}: no room: so many messages are parked at the lock with this index; index 0 for all locks
--- Reply {BUSY, index, ms, fence, owner, label, waiting, parked, shared}: another holds this lock; is the execution parked, the lock shared?
+-- Reply {BUSY, index, ms, fence, owner, label, waiting, parked, shared, kept}: another holds it; is this one parked, the hold shared, kept?
 -- Reply {DEADLOCK, lock, label, …}: waiting would never end: the holder of the lock waits for the next lock, and so on
 -- Reply {DUPLICATE, ms, label}: another attempt of the same execution lives, for ms more without renewal
 -- Reply {ENDED}: the execution, or this attempt, has ended already
@@ -149,11 +149,12 @@ local function busy(index)
   local parked = redis.call('HEXISTS', lock.messages, execution)
   local oldest, holder = Holds.oldest(lock)
   if not oldest then
-    return { 'BUSY', index, 0, '', '', '', waiting, parked, 0 }
+    return { 'BUSY', index, 0, '', '', '', waiting, parked, 0, 0 }
   end
   local text = redis.call('HGET', lock.key, '@' .. holder) or ''
   local left, shared = oldest.expiry - call.now, oldest.shared and 1 or 0
-  return { 'BUSY', index, left, oldest.fence, oldest.owner, text, waiting, parked, shared }
+  local kept = Holds.kept(lock, holder) and 1 or 0
+  return { 'BUSY', index, left, oldest.fence, oldest.owner, text, waiting, parked, shared, kept }
 end
 
 local function parked_at(lock)

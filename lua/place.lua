@@ -17,7 +17,7 @@
 -- ARGV[7] life: ms, from when the call is due to the end of the place, whatever becomes of the call
 -- ARGV[8..] hold, lease, who: text, of its dedup marker the id of its hold, the ms that it lives without renewal, and whose it is
 -- Reply {PLACED, ticket}: the execution has this place, and its marker
--- Reply {BUSY, index, ms, fence, owner, label, waiting, parked, shared}: another call has the marker, as in acquire; there is no place
+-- Reply {BUSY, index, ms, fence, owner, label, waiting, parked, shared, kept}: another call has the marker, as in acquire; no place
 -- Reply {ENDED}: the execution has ended already
 -- Keeps: tickets rise in the order of the commands, or of the times that calls are due; a duplicate takes no place; sent twice it acts once
 -- Uses: lib/base
@@ -91,7 +91,8 @@ local marker = Holds.open(Call.begin(meta), keys[9])
 local oldest, holder = Holds.oldest(marker)
 if oldest and not marker.holds[marker_hold] then
   local text = redis.call('HGET', marker.key, '@' .. holder) or ''
-  return { 'BUSY', 1, oldest.expiry - now, oldest.fence, oldest.owner, text, 0, 0, 0 }
+  local kept = Holds.kept(marker, holder) and 1 or 0
+  return { 'BUSY', 1, oldest.expiry - now, oldest.fence, oldest.owner, text, 0, 0, 0, kept }
 end
 if not oldest then
   local hold = { expiry = now + lease, attempt = Holds.KEPT, owner = marker_hold }

@@ -1232,7 +1232,7 @@ class _Acquire(_Command):
         left = oldest.expiry - self.now
         of = oldest.fence, oldest.owner, oldest.label
         outranked = oldest.shared and self.limits[lock.name] == SHARED
-        how = is_parked, False, oldest.shared, outranked
+        how = is_parked, False, oldest.shared, outranked, oldest.attempt_id == KEPT
         return Conflict(lock.name, left, *of, waiting, *how)
 
     def _leave_other_places(self, wanted: dict[str, int]) -> None:

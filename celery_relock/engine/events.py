@@ -227,13 +227,19 @@ def describe_conflict(name: str, answer: Answer) -> str:
     if answer.owner.startswith(COOLDOWN):
         text = f"cools down for {answer.remaining:.1f} s more (lock_cooldown), after {who}"
     elif answer.fence:
+        who += f" (workflow {ids.full(answer.owner)})"
         held = duration(time.time() - answer.fence / 1e6)
-        # Who began to share the lock may have gone long ago.
-        how = ("shared", "without a break for") if answer.shared else ("held", "for")
-        text = (
-            f"is {how[0]} by {who} (workflow {ids.full(answer.owner)}) {how[1]} {held}, "
-            f"its lease has {answer.remaining:.0f} s left" + (OUTRANKED if answer.outranked else "")
-        )
+        if answer.kept:
+            text = (
+                f"is kept for the next step, or the retry, of {who}, which no process runs now, "
+                f"for {duration(answer.remaining)} more"
+            )
+        else:
+            # Who began to share the lock may have gone long ago.
+            how = ("shared", "without a break for") if answer.shared else ("held", "for")
+            left = f"its lease has {answer.remaining:.0f} s left"
+            text = f"is {how[0]} by {who} {how[1]} {held}, {left}"
+        text += OUTRANKED if answer.outranked else ""
     elif answer.waiting:
         ahead = "1 waiter is" if answer.waiting == 1 else f"{answer.waiting} waiters are"
         return f"the lock {answer.name!r} is free, but {ahead} ahead"

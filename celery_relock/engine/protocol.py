@@ -90,6 +90,7 @@ class Conflict(NamedTuple):
             are of one of them.
         outranked: it is shared, and the claim is to share it, too: an exclusive execution waits
             ahead.
+        kept: the hold is kept for an execution that has not come, or cools down: no process has it.
     """
 
     name: str
@@ -102,6 +103,7 @@ class Conflict(NamedTuple):
     repeated: bool = False
     shared: bool = False
     outranked: bool = False
+    kept: bool = False
 
 
 class Duplicate(NamedTuple):

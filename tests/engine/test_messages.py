@@ -38,6 +38,15 @@ def test_a_conflict_names_lock_holder_workflow_age_lease_and_queue() -> None:
     )
 
 
+def test_a_conflict_with_a_hold_that_is_kept_says_so_and_that_no_process_works() -> None:
+    fence = int((time.time() - 90) * 1e6)
+    answer = Conflict("a", 241, fence, "w", "shop.pay web:7", 3, kept=True)
+    assert describe_conflict("a", answer) == (
+        "the lock 'a' is kept for the next step, or the retry, of shop.pay web:7 (workflow w), "
+        "which no process runs now, for 4m01s more, 3 waiting for it"
+    )
+
+
 def test_a_conflict_with_a_holder_of_no_name_and_no_queue_is_told_as_well() -> None:
     text = describe_conflict("a", Conflict("a", 12.4, int(time.time() * 1e6), "w", "", 0))
     assert "an unnamed holder" in text

@@ -40,6 +40,15 @@ def test_the_successor_acquires_with_the_same_fence_and_a_stranger_does_not(desk
     assert desk.holders() == ["next"]
 
 
+def test_a_stranger_is_told_that_the_hold_is_kept(desk):
+    desk.fence("first", **OWNER)
+    assert not desk.acquire("stranger").kept
+    _keep(desk)
+    assert desk.acquire("stranger").kept
+    desk.fence("next", **OWNER)
+    assert not desk.acquire("stranger").kept
+
+
 def test_the_successor_acquires_ahead_of_those_that_wait(desk):
     desk.listen("p")
     fence = desk.fence("first", **OWNER)

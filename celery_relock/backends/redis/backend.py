@@ -532,10 +532,10 @@ def _answer(claim: Claim, reply: list[Any], repeated: bool, sent: float) -> Answ
     if tag == b"WAIT":
         return Queued(int(reply[1]), int(reply[2]) / 1000, repeated)
     if tag == b"BUSY":
-        _, index, ms, fence, owner, label, waiting, parked, shared = reply
+        _, index, ms, fence, owner, label, waiting, parked, shared, kept = reply
         of = ms / 1000, int(fence or 0), owner.decode(), _label(label), waiting
         outranked = shared == 1 and claim.limits[index - 1] == SHARED
-        how = parked == 1, repeated, shared == 1, outranked
+        how = parked == 1, repeated, shared == 1, outranked, kept == 1
         return Conflict(claim.names[index - 1], *of, *how)
     if tag == b"DUPLICATE":
         return Duplicate(reply[1] / 1000, _label(reply[2]), repeated)
