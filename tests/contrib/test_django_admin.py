@@ -20,6 +20,8 @@ import pytest
 from celery import states
 
 from celery_relock.admin import Locks
+from celery_relock.declaration import engine_of
+from celery_relock.engine.protocol import Claim
 from tests.support import Worker, wait_for
 from tests.support.worker import ROOT, environment_of
 
@@ -172,6 +174,30 @@ def test_a_part_of_a_name_is_no_pattern_unless_it_has_a_star_or_the_like(
     holder.get(timeout=20)
 
     assert found == [True, True, True, True, False]
+
+
+def test_of_more_locks_than_a_page_has_room_for_those_with_waiters_are_shown(
+    worker: Worker, site: Site
+) -> None:
+    app, viewer = worker.module.app, Browser(site.port, "viewer")
+    backend, locks = engine_of(app).backend, Locks(app)
+    names = [f"many:{number}" for number in range(600)]
+    for name in names:
+        backend.acquire(Claim(name, name, name, (name,), (1,), 60.0))
+    contended = names[::30]
+    waiters = [worker.module.take.delay(name) for name in contended]
+    for name in contended:
+        wait_for(lambda name=name: locks.get(name).parked, what="a task to be parked for each")
+    viewer.get(f"{LOCKS}?q=many:")
+    shown = re.findall(r'<td class="name"><a[^>]*>([^<]+)</a>', viewer.text)
+    for name in names:
+        backend.release((name,), name, name)
+    for waiter in waiters:
+        waiter.get(timeout=20)
+
+    assert shown[:20] == sorted(contended)
+    assert len(shown) == 200
+    assert "The first 200" in viewer.text
 
 
 def test_nobody_else_sees_or_frees(site: Site, held: Any) -> None:

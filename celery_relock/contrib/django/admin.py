@@ -6,7 +6,7 @@ Each view reads from Redis. The database has only the log of what users did.
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import islice
+from heapq import nsmallest
 from typing import Any
 
 from django.apps import apps
@@ -62,10 +62,10 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]  # Django ships no type
         found: dict[str, Any] = {"q": wanted, "task": task_id}
         try:
             locks = self._locks(request)
-            first = list(islice(locks.find(_pattern(wanted)), _SHOWN + 1))
+            every = locks.find(_pattern(wanted))
+            first = nsmallest(_SHOWN + 1, every, key=lambda lock: (-lock.waiting, lock.name))
             found["cut"] = len(first) > _SHOWN
-            by_waiters = sorted(first[:_SHOWN], key=lambda lock: (-lock.waiting, lock.name))
-            found["rows"] = [_row(lock) for lock in by_waiters]
+            found["rows"] = [_row(lock) for lock in first[:_SHOWN]]
             if task_id:
                 found["why"] = why = locks.why(task_id)
                 found["why_key"] = quote(why.lock)
