@@ -228,15 +228,19 @@ def _get(conf: Any, name: str, default: Any = _UNSET) -> Any:
 
 def _text(conf: Any, name: str) -> str | None:
     value = _get(conf, name, None)
-    if value is None or value == "":
-        return None
-    if isinstance(value, str):
+    if value is None or isinstance(value, str):
         return value
     raise LockConfigError(f"settings: {name} must be text, not {type(value).__qualname__}")
 
 
 def _candidates(conf: Any) -> Iterator[tuple[str, Any]]:
-    yield "relock_url", _text(conf, "relock_url")
+    own = _text(conf, "relock_url")
+    if own is not None and not _urls(own):
+        raise LockConfigError(
+            "settings: relock_url is empty, as when an environment variable is missing. Set the "
+            "URL of a Redis, or leave it out (None) for the result backend or the broker."
+        )
+    yield "relock_url", own
     backend = conf.result_backend
     yield "result_backend", _old_backend(conf) if backend == "redis" else backend
     yield "broker_read_url", conf.broker_read_url
