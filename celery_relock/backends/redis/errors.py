@@ -123,6 +123,8 @@ _PASSING = frozenset(
 )
 
 
+# Who has the permissions that locks need may lack these.
+_TO_LOOK = re.compile(r"'(h?scan)' command")
 _ARGUMENTS = re.compile(r",? with args beginning with:.*", re.DOTALL)
 # The attribute of an error that names the failed connection: timeouts do not name it.
 _ADDRESS = "relock_address"
@@ -158,6 +160,11 @@ def _said(error: Exception) -> str:
 def translate(error: Exception) -> RelockError:
     """The error to raise instead: LockUnavailable if a later try can help, else LockConfigError."""
     code, said = _code(error), _said(error)
+    if code == "NOPERM" and (lacks := _TO_LOOK.search(said)):
+        return LockConfigError(
+            f"this Redis user lacks +{lacks[1]}, which locks do not need, but a look at all of "
+            f"them does: ACL SETUSER … +{lacks[1]} ({said})"
+        )
     if code in _FOR_GOOD:
         return LockConfigError(f"{_FOR_GOOD[code]} ({said})")
     if code in _FOR_NOW:

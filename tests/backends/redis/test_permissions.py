@@ -78,6 +78,15 @@ def test_one_permission_less_is_told(store_with: Callable[..., RedisBackend], mi
         everything(backend)
 
 
+def test_what_only_a_look_at_all_locks_needs_is_named_to_a_user_with_the_least(
+    store_with: Callable[..., RedisBackend],
+) -> None:
+    asks = store_with(least()).inspection()
+    for look, missing in ((asks.keys("*"), "scan"), (asks.messages(), "hscan")):
+        with pytest.raises(LockConfigError, match=rf"lacks \+{missing}, which locks do not need"):
+            list(look)
+
+
 def test_another_namespace_is_out_of_reach(store_with: Callable[..., RedisBackend]) -> None:
     backend = store_with(least(), "other")
 
