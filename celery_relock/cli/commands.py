@@ -175,7 +175,8 @@ def _row(lock: LockInfo) -> tuple[object, ...]:
     first = lock.holders[0]
     more = f" +{lock.held - 1}" if lock.held > 1 else ""
     held = duration(lock.at - first.since)
-    state = " (kept)" if first.kept else " (cools down)" if first.cooldown else ""
+    kept = " (queued)" if lock.name.startswith(MARKER) else " (kept)"
+    state = kept if first.kept else " (cools down)" if first.cooldown else ""
     by = (first.task or "?") + more + state
     return shown(lock.name), by, held, lock.waiting, lock.parked
 

@@ -392,7 +392,7 @@ def test_a_dedup_marker_is_released_by_the_name_that_ls_shows(
     assert name == f"dedup\\ttests.admin.apps.desk.once\\t{key}"
 
     assert "marks a call that is queued (lock_dedup)" in run("show", name).stdout
-    assert name in run("ls", "--dedup", name).stdout
+    assert f"{name}  {worker.module.once.name} (queued)" in run("ls", "--dedup", name).stdout
     [marker] = document(run("ls", "--dedup", f"*{key}", "--json"))["locks"]
     held_by = marker["holders"][0]
     assert (held_by["task"], held_by["task_id"]) == (worker.module.once.name, parked)
