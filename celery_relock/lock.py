@@ -100,7 +100,8 @@ class Lock(NamedLock["Client"]):
         owner: any text. Every `Lock` with the same owner re-enters.
         limit: how many permits the lock has, 1 or more.
         mode: "exclusive"; or "shared", to hold the lock together with all other shared holders.
-        renew: False lets the lock end `timeout` seconds after the acquire, as redis-py's does.
+        renew: False lets the lock end `timeout` seconds after the acquire, as redis-py's does. It
+            counts as lost 5 % before, so that nobody works on when another one acquires it.
         namespace: the prefix of all keys. Use the Celery app's `relock_namespace`.
         min_replicas: how many replicas must have a hold before it is valid, as with
             `relock_min_replicas`.
