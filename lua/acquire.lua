@@ -158,7 +158,7 @@ local function busy(index)
 end
 
 local function parked_at(lock)
-  return { 'PARKED', redis.call('ZRANK', lock.queue, execution) }
+  return { 'PARKED', redis.call('ZRANK', lock.queue, execution) or 0 }
 end
 
 -- A parked execution has no process, so it joins no permit before all its locks are free.
@@ -170,6 +170,17 @@ local function park(wanted, index)
   end
   Claim.park(me, wanted)
   return parked_at(locks[index])
+end
+
+-- The reply to a command that has parked the message before is given again: it was lost, perhaps.
+local function parked_before(at)
+  for _, lock in ipairs(locks) do
+    if lock.queued then
+      Turns.promote(call, lock)
+    end
+  end
+  Parked.settle(call, asked.home)
+  return parked_at(at)
 end
 
 -- The reply to an execution, or an attempt, that must not go on.
@@ -189,7 +200,11 @@ local function refusal()
     Claim.park(me, { locks = locks, limits = limits }, true)
     return parked_at(locks[1])
   end
-  return left and { 'DUPLICATE', left, text }
+  if left then
+    return { 'DUPLICATE', left, text }
+  end
+  local at = Claim.parked_at(me)
+  return at and (asked and asked.message and parked_before(at) or busy(at.index_of_claim))
 end
 
 local function answer()

@@ -5,7 +5,7 @@
 -- ARGV[1.1] execution: id, the execution of one message
 -- ARGV[1.2] attempt: id, the attempt that acquired the locks
 -- ARGV[1.3] remember: ms, life of the tombstone
--- ARGV[1.4] ended: `execution` or `attempt`, what has ended; `killed`: an attempt, `replaced`: one that had it; missing for nothing
+-- ARGV[1.4] ended: `execution` or `attempt`, what has ended; an attempt: `killed`, `parked`, `replaced` if it had it; missing for nothing
 -- ARGV[2] homes: ids with spaces between, the brokers that the caller can publish to; empty for none
 -- ARGV[3.1] keep: ms, for how long the holds, or the place in a line, are kept for each successor; missing for none
 -- ARGV[3.2..] successor: id, the executions that the holds are left to; `cooldown.…` is nobody
@@ -118,7 +118,8 @@ local function leave_queue(lock)
   -- A parked message outlives the attempt for which it was resumed. It goes with the attempt that parked
   -- it and heard no answer, unless that attempt was killed; and with the end of its execution, of which
   -- it is a copy. The place of a call whose message is awaited belongs to no attempt.
-  local parked_it = waiter and waiter.parked and not waiter.arrived and ended ~= 'killed'
+  local stays = ended == 'killed' or ended == 'parked'
+  local parked_it = waiter and waiter.parked and not waiter.arrived and not stays
   local mine = waiter and waiter.attempt == attempt and (not waiter.parked or parked_it)
   local leaves = mine or waiter and waiter.parked and ended == 'execution'
   if not leaves and waiter and waiter.parked and attempt == Holds.KEPT then

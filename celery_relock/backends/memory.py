@@ -1114,12 +1114,32 @@ class _Acquire(_Command):
             return Ended(replaced=ended == _REPLACED)
         other = self._other_attempt()
         if other is None:
-            return None
+            return self._refusal_of_a_late_copy()
         left, label, holds = other
         if holds and self.request is not None:
             self._leave_other_places(self.limits)
             return self._park(self.limits, self.locks[0], is_copy=True)
         return Duplicate(left, label)
+
+    def _refusal_of_a_late_copy(self) -> Conflict | Parked | None:
+        """If this very attempt has parked its message, and the message has not come back since,
+        what asks now is a late copy of the attempt's command. It must acquire nothing, as nobody
+        hears the answer."""
+        mine = self.claim.attempt_id
+        for lock in self.locks:
+            place = lock.queue.get(self.me)
+            if place and place.parked and place.attempt_id == mine and not place.arrived:
+                return self._busy(lock) if self.request is None else self._parked_before(lock)
+        return None
+
+    def _parked_before(self, at: _Lock) -> Parked:
+        """The answer is given again: it was lost, perhaps."""
+        for lock in self.locks:
+            if lock.queue:
+                self.promote(lock)
+        assert self.request is not None
+        self.settle(self.request.home)
+        return Parked(at.rank(self.me) if self.me in at.queue else 0)
 
     def _other_attempt(self) -> tuple[float, str, bool] | None:
         """Another live attempt of this execution: for how many seconds it lives, its label, and
@@ -1678,7 +1698,7 @@ def _takes_back(place: _Place, attempt_id: str, ended: str) -> bool:
     if attempt_id == KEPT and place.awaited:
         return True
     parked_it = place.attempt_id == attempt_id and not place.arrived
-    return (parked_it and ended != "killed") or ended == "execution"
+    return (parked_it and ended not in ("killed", "parked")) or ended == "execution"
 
 
 def _is_over(ended: str) -> bool:

@@ -216,6 +216,9 @@ class Engine:
             lease.tell("acquired")
         elif isinstance(answer, Parked):
             lease.tell("parked", f"{answer.rank} ahead")
+            if lease.repeated:
+                # A copy of its command can come when the message has, and acquire for nobody.
+                self.later.make(partial(self._release, lease, "parked", REMEMBER_ATTEMPT))
             if answer.messages:
                 self.parking.publish(answer.messages)
         return answer

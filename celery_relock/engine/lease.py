@@ -260,7 +260,7 @@ class Lease:
         False if the execution neither holds nor waits, as when the lease of its hold had run out
         before the answer came.
         """
-        if not isinstance(answer, Ended | Parked):
+        if not isinstance(answer, Ended):
             self.repeated = self.repeated or answer.repeated
         if isinstance(answer, Held):
             self.fences, self.reentered = answer.fences, answer.reentered

@@ -182,10 +182,12 @@ class Message(NamedTuple):
 
 
 class Parked(NamedTuple):
-    """The message is in the queue, `rank` others are ahead. `messages` are to be resumed."""
+    """The message is in the queue, `rank` others are ahead. `messages` are to be resumed.
+    `repeated` as for `Held`."""
 
     rank: int
     messages: tuple[Message, ...] = ()
+    repeated: bool = False
 
 
 class Full(NamedTuple):
@@ -447,8 +449,8 @@ class Backend(Protocol):
 
         Args:
             ended: "", "execution" or "attempt": what counts as ended for `remember`
-                seconds; "killed" is an attempt that leaves the message that it parked, "replaced"
-                an execution, if the attempt had something to release.
+                seconds; "killed" and "parked" are attempts that leave the message that they parked,
+                "replaced" an execution, if the attempt had something to release.
             home: the caller can resume parked messages of these brokers (with spaces between), and
                 gets those whose turn has come.
             successor: the execution that the holds are left to.

@@ -19,6 +19,18 @@ function Claim.other_attempt(me)
   return left, text, true
 end
 
+-- The lock for which this very attempt has parked its message, if the message has not come back since. What
+-- asks now is a late copy of the attempt's command, and must acquire nothing: nobody hears the reply.
+function Claim.parked_at(me)
+  for _, lock in ipairs(me.locks) do
+    local waiter = lock.queued and Queue.waiter(lock, me.execution)
+    if waiter and waiter.parked and waiter.attempt == me.attempt and not waiter.arrived then
+      return lock
+    end
+  end
+  return nil
+end
+
 -- Whether a place or this claim is in a line: an execution can have a place in a line and another in the
 -- queue of a lock (lib/lines).
 local function is_in_line(me, lock)

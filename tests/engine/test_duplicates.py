@@ -9,8 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from celery_relock.engine import lease as lease_module
-from celery_relock.engine.protocol import Duplicate, Ended, Held
+from celery_relock.engine.protocol import Conflict, Duplicate, Ended, Held, Parked, ParkRequest
 from tests.support.companion import running
+from tests.support.proxy import Proxy
 from tests.support.runs import Runs
 
 HOLD = """
@@ -121,3 +122,22 @@ def test_a_duplicate_has_no_place_in_the_queue_beside_the_first_attempt(
     two.release(copy)
     one.release(holder)
     assert one.release(waiter.entered())
+
+
+@pytest.mark.parametrize("command", [0, 1])
+def test_a_late_copy_of_a_command_of_an_attempt_that_has_parked_acquires_for_nobody(
+    runs: Callable[..., Runs], proxy: Proxy, command: int
+) -> None:
+    process, other = runs(proxy.url, socket_timeout=0.5), runs()
+    process.release(process.held("warm"))
+    holder, lease = other.held("a"), process.lease("a", execution_id="run-1")
+    copy = proxy.hold("acquire", after=command)
+    assert isinstance(process.engine.acquire(lease), Conflict)
+    assert isinstance(process.engine.park(lease, ParkRequest("message", "home", "task")), Parked)
+    assert other.engine.inspect("a").waiting == 1
+    other.release(holder)
+    back = other.held("a", execution_id="run-1")
+    other.release(back)  # by a worker that puts its message back
+    copy.deliver()
+    state = other.engine.inspect("a")
+    assert (state.holds, state.waiting) == ((), 0)

@@ -36,7 +36,10 @@ def test_two_that_wait_for_each_other_are_a_deadlock_and_leave_no_place(crossed,
 def test_who_waited_before_it_became_one_gives_up_its_place_when_it_asks_again(desk, parks):
     desk.fence("r1", names=("x",))
     desk.fence("r2", names=("y",))
-    (desk.park if parks else desk.queue)("in2", names=("x",))
+    if parks:
+        desk.park("in2", "before", names=("x",))
+    else:
+        desk.queue("in2", names=("x",))
     desk.queue("in1", names=("y",), stuck=("r1",), label="the first one")
 
     assert isinstance(ask(desk, parks=parks), Deadlocked)

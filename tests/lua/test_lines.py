@@ -844,3 +844,19 @@ def test_an_answer_to_park_is_repeated(desk, line):
     park(desk, "r2")
     assert isinstance(desk.leave("r2", "n", names=A, owner=owner("r2", False)), Parked)
     assert desk.waiters(A[0]) == ["r1", "r2", "r3"]
+
+
+@pytest.mark.parametrize("late", ["park", "acquire"])
+def test_a_late_copy_of_what_parked_a_call_does_not_take_its_turn(desk, line, late):
+    park(desk, "r2")
+    assert arrive(desk, "r1") == line[0]
+    end(desk, "r1")
+
+    if late == "park":
+        answer = desk.leave("r2", names=A, owner=owner("r2", False))
+        assert answer == Parked(0)
+    else:
+        assert isinstance(arrive(desk, "r2"), Conflict)
+
+    assert desk.holders(A[0]) == []
+    assert arrive(desk, "r2", "back") == line[1]

@@ -58,8 +58,8 @@ def test_the_dead_between_parked_executions_hold_up_nobody(desk):
 
     desk.release("r1")
     assert (desk.out(), desk.waiters()) == (["r2"], ["r2", "r3"])
-    desk.fence("r2")
-    desk.release("r2")
+    desk.fence("r2", "back")
+    desk.release("r2", "back")
     assert (desk.out(), desk.waiters()) == (["r3"], ["r3"])
 
 
@@ -89,7 +89,7 @@ def test_the_message_stays_until_its_execution_has_the_lock(desk):
     desk.release("r1")
     assert desk.client.hgetall(f"{desk.keys.prefix(0)}m:a") == {b"r2": b"text of r2"}
 
-    desk.fence("r2")
+    desk.fence("r2", "back")
 
     assert desk.client.keys(f"{desk.keys.prefix(0)}m:*") == []
     assert desk.waiters() == []
@@ -106,7 +106,7 @@ def test_whoever_is_on_its_way_counts_as_a_permit(desk):
     desk.release("r2")
     assert isinstance(desk.acquire("new", limit=2), Held), "one is promised, the other is free"
     assert isinstance(desk.acquire("newer", limit=2), Conflict)
-    assert isinstance(desk.acquire("r3", limit=2), Held)
+    assert isinstance(desk.acquire("r3", "back", limit=2), Held)
 
 
 def test_as_many_are_resumed_as_there_is_room_for(desk):
@@ -131,8 +131,8 @@ def test_who_comes_first_of_those_on_their_way_acquires(desk):
     desk.release("r1")
     desk.release("r2")
 
-    assert isinstance(desk.acquire("r4", limit=2), Held)
-    assert isinstance(desk.acquire("r3", limit=2), Held)
+    assert isinstance(desk.acquire("r4", "back", limit=2), Held)
+    assert isinstance(desk.acquire("r3", "back", limit=2), Held)
 
 
 def test_who_is_on_its_way_holds_up_a_waiting_one_behind_it(desk):
@@ -144,8 +144,8 @@ def test_who_is_on_its_way_holds_up_a_waiting_one_behind_it(desk):
 
     desk.beat("r3")
     assert desk.holders() == []
-    desk.fence("r2")
-    desk.release("r2")
+    desk.fence("r2", "back")
+    desk.release("r2", "back")
     assert desk.holders() == ["r3"]
 
 
@@ -320,9 +320,9 @@ def test_parked_executions_of_an_owner_that_acquires_are_resumed_with_it(desk):
     desk.release("stranger")
     assert desk.out() == ["first"]
 
-    assert isinstance(desk.acquire("first", owner="o", by_owner=True), Held)
+    assert isinstance(desk.acquire("first", "back", owner="o", by_owner=True), Held)
     assert desk.resume() == ["second"], "owed: the arrival could not send it"
-    answer = desk.acquire("second", owner="o", by_owner=True)
+    answer = desk.acquire("second", "back", owner="o", by_owner=True)
     assert answer.reentered == (True,)
     assert desk.waiters() == ["between"]
 
@@ -356,7 +356,7 @@ def test_whoever_comes_back_to_its_owners_permit_takes_no_other(desk):
     desk.park("first", owner="o", by_owner=True, limit=2)
     desk.park("second", owner="o", by_owner=True, limit=2)
     desk.release("s1")
-    desk.acquire("first", owner="o", by_owner=True, limit=2)
+    desk.acquire("first", "back", owner="o", by_owner=True, limit=2)
     assert desk.resume() == ["second"]
 
     desk.release("s2")
@@ -385,7 +385,7 @@ def test_who_waits_in_a_process_acquires_when_what_was_resumed_does_not_come(des
     assert desk.waiters() == ["r2", "r3", "r5"]
     desk.release("r4")
     assert desk.out() == [], "it is still on its way"
-    desk.fence("r2")
+    desk.fence("r2", "back")
 
 
 def test_a_newcomer_does_not_overtake_a_parked_execution_that_others_may_pass(desk):

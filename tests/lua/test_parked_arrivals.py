@@ -65,6 +65,65 @@ def test_whoever_parks_again_has_a_new_trip(sent):
     assert {"sent", "back", "first", "untold"}.isdisjoint(sent.place("r2"))
 
 
+@pytest.mark.parametrize("late", ["park", "acquire"])
+def test_a_late_copy_of_what_parked_an_execution_acquires_for_nobody(desk, late):
+    desk.fence("r1")
+    desk.park("r2")
+    desk.release("r1", home="nobody's")
+
+    answer = desk.leave("r2") if late == "park" else desk.acquire("r2")
+
+    assert answer == Parked(0) if late == "park" else isinstance(answer, Conflict) and answer.parked
+    assert desk.holders() == []
+    desk.all_due()
+    assert desk.out() + desk.resume() == ["r2"]
+    assert isinstance(desk.acquire("r2", "back"), Held)
+
+
+def test_a_late_copy_for_several_locks_acquires_for_nobody(desk):
+    desk.fence("r1", names=("b",))
+    desk.park("r2", names=AB)
+    desk.release("r1", names=("b",))
+    assert desk.out() == ["r2"]
+
+    answer = desk.acquire("r2", names=AB)
+
+    assert isinstance(answer, Conflict)
+    assert answer.parked
+    assert (desk.holders("a"), desk.holders("b")) == ([], [])
+    assert isinstance(desk.acquire("r2", "back", names=AB), Held)
+
+
+def test_a_late_copy_parks_again_if_its_message_was_evicted(desk):
+    desk.fence("r1")
+    desk.park("r2")
+    desk.client.delete(desk.keys.of_lock("w", "a"), desk.keys.of_lock("q", "a"))
+
+    assert desk.leave("r2") == Parked(0)
+    assert desk.waiters() == ["r2"]
+
+
+def test_an_attempt_that_is_remembered_after_it_has_parked_leaves_its_message(sent):
+    assert not sent.release("r3", ended="parked")
+
+    assert sent.waiters() == ["r2", "r3"]
+    assert sent.acquire("r3") == Ended()
+    assert sent.leave("r3") == Ended()
+    sent.acquire("r2", "back")
+    sent.release("r2", "back", ended="execution")
+    assert sent.out() == ["r3"]
+    assert isinstance(sent.acquire("r3", "back"), Held)
+
+
+def test_a_late_copy_acquires_nothing_when_its_message_has_come_and_was_put_back(sent):
+    sent.release("r2", ended="parked")
+    sent.fence("r2", "back")
+    sent.release("r2", "back")
+
+    assert sent.leave("r2") == Ended()
+    assert sent.holders() == []
+
+
 def test_a_message_that_arrives_twice_runs_once(sent):
     sent.fence("r2", "one")
 
@@ -178,11 +237,11 @@ def test_a_copy_does_not_acquire_with_its_owner_while_its_execution_holds(desk):
     desk.park("first", **how)
     desk.park("second", **how)
     desk.release("stranger")
-    desk.fence("first", **how)
+    desk.fence("first", "back", **how)
     assert desk.resume() == ["second"]
     desk.park("first", "copy", **how)
 
-    desk.fence("second", **how)
+    desk.fence("second", "back", **how)
 
     assert desk.resume() == []
 
@@ -370,7 +429,7 @@ def test_an_execution_whose_ancestor_has_ended_meanwhile_acquires_all_or_none(de
     assert [desk.holders(name) for name in AB] == [["y"], []]
     desk.release("y", names=("a",))
     assert desk.out() == ["r1"]
-    assert isinstance(desk.acquire("r1", "back", names=AB, **child), Held)
+    assert isinstance(desk.acquire("r1", "again", names=AB, **child), Held)
 
 
 @pytest.mark.parametrize("wait", [0.0, 6.0])

@@ -87,14 +87,14 @@ def test_what_was_owed_is_no_longer_when_the_execution_holds_or_parks_again(two)
     two.park("r4")
     two.release("r1", home="")
     two.fence("quick", limit=2)
-    two.park("r4")
+    two.park("r4", "back")
     assert two.resume() == []
 
 
 def test_who_parks_again_for_another_broker_is_owed_one_of_that(two):
     two.release("r1", home="")
     two.fence("quick", limit=2)
-    two.park("r2", home="new")
+    two.park("r2", "back", home="new")
 
     assert two.resume("h") == []
     two.release("quick", home="")
@@ -214,8 +214,8 @@ def test_a_withdrawn_execution_whose_message_may_come_again_runs_then(two):
     assert two.withdraw("r2", home="h", remember=0)
 
     assert two.out() == ["r3"]
-    two.fence("r3")
-    two.release("r3")
+    two.fence("r3", "back")
+    two.release("r3", "back")
     assert two.fence("r2", "later")
 
 

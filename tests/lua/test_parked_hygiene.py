@@ -34,8 +34,8 @@ def test_when_all_have_left_nothing_is_left(desk, names, end):
     elif end == "take back":
         desk.release("r2", names=names)
     elif end == "wait":
-        desk.queue("r2", names=names)
-        desk.release("r2", names=names)
+        desk.queue("r2", "back", names=names)
+        desk.release("r2", "back", names=names)
     desk.release("r1", names=names, home="" if end == "owed" else "h")
     if end in ("execution", "owed"):
         desk.fence("r2", "back", names=names)

@@ -110,11 +110,11 @@ def test_parked_ones_are_resumed_together_and_only_who_wants_to_be_alone_waits_f
     desk.release("x1")
     assert desk.out() == ["s1", "s2"]
     assert isinstance(desk.acquire("x3"), Conflict)
-    fence = desk.fence("s2", **SHARES)
-    assert desk.fence("s1", **SHARES) == fence
-    desk.release("s1")
+    fence = desk.fence("s2", "back", **SHARES)
+    assert desk.fence("s1", "back", **SHARES) == fence
+    desk.release("s1", "back")
     assert desk.out() == []
-    desk.release("s2")
+    desk.release("s2", "back")
     assert desk.out() == ["x2"]
 
 
@@ -136,7 +136,7 @@ def test_a_message_on_its_way_that_is_to_be_alone_keeps_out_who_is_to_share(desk
     assert desk.out() == ["x2"]
 
     assert isinstance(desk.acquire("s1", **SHARES), Conflict)
-    assert isinstance(desk.acquire("x2"), Held)
+    assert isinstance(desk.acquire("x2", "back"), Held)
 
 
 def test_one_that_is_late_to_be_alone_is_passed_while_the_lock_is_free_and_not_while_it_is_shared(

@@ -145,7 +145,7 @@ class Invariants(RuleBasedStateMachine):
             assert (lock.lifetimes["waiters"] == -1) == bool(lock.messages)
 
     def invariant_02_reentry_never_blocks(self, claim: Claim, answer: Answer) -> None:
-        if isinstance(answer, (Duplicate, Ended)):
+        if isinstance(answer, (Duplicate, Ended)) or self._is_late_copy(claim):
             return
         for name in claim.names:
             permits = self._admitting(claim, name)
@@ -159,6 +159,17 @@ class Invariants(RuleBasedStateMachine):
             fence = self.now[name].holds[claim.execution_id].fence
             # Its place may have come to the head in this very call: then the permit is its own.
             assert fence == max(permits) or claim.execution_id in self.before[name].queue
+
+    def _is_late_copy(self, claim: Claim) -> bool:
+        """Whether this very attempt has parked its message, which has not come back since."""
+        places = (self.before[name].queue.get(claim.execution_id) for name in claim.names)
+        return any(
+            place
+            and place.get("parked")
+            and not place.get("arrived")
+            and place["attempt"] == claim.attempt_id
+            for place in places
+        )
 
     def invariant_03_siblings_exclude_each_other(self, claim: Claim, answer: Answer) -> None:
         """Who shares an owner, and no more than that, gets a permit of its own."""

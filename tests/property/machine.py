@@ -23,7 +23,7 @@ attempt_ids = st.sampled_from(["n1", "n1", "n2", "n3"])
 few_ancestors = st.lists(runs, max_size=2, unique=True).map(tuple)
 picks = st.integers(0, 30)
 copies = st.sampled_from([1, 1, 2])  # how often a command arrives
-ends = st.sampled_from(["", "", "attempt", "killed"])
+ends = st.sampled_from(["", "", "attempt", "killed", "parked"])
 homes = st.sampled_from(["", *HOMES, HOMES[0]])
 
 somebody_holds = precondition(lambda self: any(self.model.holds[name] for name in NAMES))
@@ -114,6 +114,13 @@ class LockMachine(Driver):
         """A parked message comes to a worker: one that was sent, or one sent before."""
         parked = list(self.model.parked())
         self._acquire(parked[pick % len(parked)], attempt_id, inbox="flaky", **how)
+
+    @somebody_is_parked
+    @rule(pick=picks, copies=copies, home=homes)
+    def the_command_that_parked_comes_late(self, pick: int, **how: Any) -> None:
+        parked = list(self.model.parked().items())
+        run, place = parked[pick % len(parked)]
+        self._acquire(run, place.attempt_id, inbox="-", waits=False, **how)
 
     @somebody_is_parked
     @rule(home=st.sampled_from(HOMES), by=st.sampled_from(["b1", "b2"]),

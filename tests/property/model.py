@@ -76,7 +76,7 @@ class Model(ParkedRuns):
         if self._another_attempt_waits(claim):
             return ("DUPLICATE",)
         if all(hold.attempt_id == claim.attempt_id for hold in self._holds_of(claim)):
-            return None
+            return self._refusal_of_a_late_copy(claim, place)
         if place.parked:
             self._leave_places_but_for(claim.execution_id, list(claim.names), is_in=False)
             return self._park(claim.execution_id, place, deadline, first=True)
@@ -114,7 +114,7 @@ class Model(ParkedRuns):
             if hold and hold.attempt_id == attempt_id:
                 del self.holds[name][run]
                 had_something = True
-            taken_back = place and not place.arrived and ended != "killed"
+            taken_back = place and not place.arrived and ended not in ("killed", "parked")
             mine = place and place.attempt_id == attempt_id and (not place.parked or taken_back)
             if place and (mine or (place.parked and ended == "execution")):
                 self._leave(run, place)
@@ -284,6 +284,25 @@ class Model(ParkedRuns):
             for n in claim.names
             if claim.execution_id in self.holds[n]
         ]
+
+    def _refusal_of_a_late_copy(self, claim: Claim, asks: Place) -> Reply | None:
+        """This very attempt has parked its message, which has not come back since."""
+        for name in claim.names:
+            place = self.queues[name].get(claim.execution_id)
+            is_mine = place and place.attempt_id == claim.attempt_id
+            if place and is_mine and place.parked and not place.arrived:
+                return (
+                    self._parked_before(claim, asks)
+                    if asks.parked
+                    else self._busy(name, claim.execution_id)
+                )
+        return None
+
+    def _parked_before(self, claim: Claim, asks: Place) -> Reply:
+        for name in claim.names:
+            self.promote(name)
+        self._settle(asks.home)
+        return ("PARKED",)
 
     def _another_attempt_waits(self, claim: Claim) -> bool:
         places = [self.queues[name].get(claim.execution_id) for name in claim.names]

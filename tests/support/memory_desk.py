@@ -82,6 +82,8 @@ class MemoryDesk(Desk):
         facts = {fact: int(at * 1000) for fact, at in facts.items() if at}
         if place.sent:
             facts["sent"] = place.sent
+        if place.arrived:
+            facts["arrived"] = True
         return {
             "attempt": place.attempt_id,
             "inbox": place.inbox,

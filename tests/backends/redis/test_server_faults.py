@@ -140,13 +140,13 @@ def test_older_data_has_what_has_run_since_parked_again_and_not_what_was_parked_
     desk.park("since")
     desk.release("holder")
     assert desk.out() == ["before"]
-    desk.fence("before")
-    desk.release("before", ended="execution")
+    desk.fence("before", "back")
+    desk.release("before", "back", ended="execution")
     assert desk.out() == ["since"]
     _as_it_was(server)
     wait_for(lambda: desk.resume() == ["before"])
-    desk.fence("before")
-    desk.release("before", ended="execution")
+    desk.fence("before", "back")
+    desk.release("before", "back", ended="execution")
     assert (desk.out(), desk.waiters()) == ([], [])
     desk.close()
 
