@@ -1168,7 +1168,8 @@ class _Acquire(_Command):
             place = lock.queue.get(self.me)
             if place is None or not self._is_for_this(place):
                 continue
-            if not self.holds if place.parked else asks and place.expiry <= self.now:
+            is_its_message = not self.holds and place.attempt_id != claim.attempt_id
+            if is_its_message if place.parked else asks and place.expiry <= self.now:
                 place.attempt_id, place.inbox = claim.attempt_id, self.inbox
                 place.label = claim.label
                 place.owner, place.by_owner, place.lease = claim.owner, claim.by_owner, claim.lease

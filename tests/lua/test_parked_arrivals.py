@@ -573,3 +573,14 @@ def test_for_several_locks_that_come_free_at_once_the_message_goes_out_once(desk
 
     assert desk.out() == ["both"]
     assert isinstance(desk.acquire("x", names=("b",)), Conflict), "promised in each"
+
+
+def test_a_message_with_many_locks_that_arrives_writes_its_place_once_at_each(desk):
+    names = tuple(f"n{number:02}" for number in range(20))
+    desk.fence("r1", names=names)
+    desk.park("r2", names=names)
+    desk.client.config_resetstat()
+
+    assert isinstance(desk.acquire("r2", "early", names=names), Conflict)
+
+    assert desk.client.info("commandstats")["cmdstat_hset"]["calls"] == len(names)

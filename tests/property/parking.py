@@ -122,7 +122,11 @@ class ParkedRuns:
             place = self.queues[name].get(claim.execution_id)
             if place and not self._is_for(claim, by, place):
                 self.leaving = claim.execution_id if place.parked else ""
-            elif place and (not is_in if place.parked else waits and place.dead):
+            elif place and (
+                not is_in and place.attempt_id != by.attempt_id
+                if place.parked
+                else waits and place.dead
+            ):
                 place.attempt_id, place.owner, place.inbox = by.attempt_id, by.owner, by.inbox
                 place.by_owner, place.dead, place.arrived = by.by_owner, False, place.parked
                 place.ancestors = claim.ancestors if place.parked else ()
