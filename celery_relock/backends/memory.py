@@ -567,12 +567,12 @@ class _Command:
             return False
         if self.is_owed(place):
             self.hand_out(place)
-        self.count(lock, place)
+        self.count(lock, place, self._ahead[lock.name])
         return True
 
-    def count(self, lock: _Lock, place: _Place) -> None:
+    def count(self, lock: _Lock, place: _Place, ahead: _Ahead) -> None:
         if place.parked and place.first is not None:
-            ahead, promise = self._ahead[lock.name], self.promise(lock, place)
+            promise = self.promise(lock, place)
             ahead.promised += promise
             # A late message can need the worker slot in which an execution behind it waits, so it
             # holds up parked executions alone.
@@ -603,17 +603,17 @@ class _Command:
 
     # --- turns ------------------------------------------------------------------------------------
 
-    def promised_ahead(self, lock: _Lock, execution_id: str) -> _Promised | None:
+    def promised_ahead(self, lock: _Lock, execution_id: str) -> _Ahead | None:
         """The permits that the places ahead in the queue will need; None if one of them cannot be
         passed."""
-        promised: _Promised = Counter()
+        ahead = _Ahead()
         for place in lock.queue.values():
             if place.execution_id == execution_id:
-                return promised
+                return ahead
             if place.execution_id != self._leaving and not self.stands_behind_itself(place):
                 if not self.is_on_its_way(place):
                     return None
-                promised += self.promise(lock, place)
+                self.count(lock, place, ahead)
         return None
 
     def admission(self, place: _Place, head: _Lock | None = None) -> dict[str, int | None] | None:
@@ -626,15 +626,17 @@ class _Command:
             limit = place.limits[lock.name]
             fences[lock.name] = self.permit_of(lock, place.execution_id, place, limit)
             if fences[lock.name] is None:
-                if lock is head:
-                    ahead = self._ahead[lock.name]
-                    # A late execution can be passed while the lock is free; but not by sharers,
-                    # which could come one after another.
-                    waits_for_late = place.parked or (limit == SHARED and lock.readers)
-                    promised: _Promised | None = ahead.promised if waits_for_late else ahead.soon
-                else:
-                    promised = self.promised_ahead(lock, place.execution_id)
-                if promised is None or lock.is_full(limit, promised):
+                ahead = (
+                    self._ahead[lock.name]
+                    if lock is head
+                    else self.promised_ahead(lock, place.execution_id)
+                )
+                # A late execution can be passed while the lock is free; but not by sharers, which
+                # could come one after another.
+                waits_for_late = place.parked or (limit == SHARED and lock.readers)
+                if ahead is None or lock.is_full(
+                    limit, ahead.promised if waits_for_late else ahead.soon
+                ):
                     return None
                 fences[lock.name] = lock.readers if limit == SHARED else None
         return fences
@@ -737,7 +739,7 @@ class _Command:
                     return execution_id != caller
                 is_ahead = True
             elif not self.enter_or_send(place, fences, caller):
-                self.count(lock, place)
+                self.count(lock, place, self._ahead[lock.name])
             elif place.by_owner:
                 for each in self.wanted(place):
                     self.join(each, place.owner, caller)

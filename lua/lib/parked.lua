@@ -112,21 +112,21 @@ function Parked.may_look_behind(call, lock, execution, waiter, caller)
   if Parked.is_owed(call, execution, waiter) then
     Parked.hand_out(call, lock, execution, waiter)
   end
-  Parked.count(call, lock, execution, waiter)
+  Parked.count(call, lock, execution, waiter, lock)
   return true
 end
 
 -- A message that did not come back within its first trip is late. It can need the worker slot in which an
 -- execution behind it waits, so it holds up parked executions alone; the others wait for the messages that
--- are `soon` back.
-function Parked.count(call, lock, execution, waiter)
+-- are `soon` back. `ahead`: what counts it, the lock itself or a look at what is ahead of one waiter.
+function Parked.count(call, lock, execution, waiter, ahead)
   if waiter.parked then
     local promise, kind = Parked.promise(call, lock, execution, waiter)
-    lock.promised[kind] = lock.promised[kind] + promise
+    ahead.promised[kind] = ahead.promised[kind] + promise
     if call.now < waiter.first + TRIP then
-      lock.soon[kind] = lock.soon[kind] + promise
+      ahead.soon[kind] = ahead.soon[kind] + promise
     end
-    lock.look = math.min(lock.look, waiter.back)
+    ahead.look = math.min(ahead.look, waiter.back)
   end
 end
 

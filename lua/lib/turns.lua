@@ -2,15 +2,21 @@
 
 local Turns = {}
 
--- How many permits the waiters ahead of an execution in the queue will need, by kind; nil if one of them
--- cannot be passed.
+local function nothing_promised(ahead)
+  ahead.promised, ahead.soon = { exclusive = 0, shared = 0 }, { exclusive = 0, shared = 0 }
+  ahead.look = math.huge
+  return ahead
+end
+
+-- How many permits the waiters ahead of an execution in the queue will need, as fields of a lock say it; nil if
+-- one of them cannot be passed.
 local function promised_ahead(call, lock, execution, me)
-  local promised = { exclusive = 0, shared = 0 }
+  local ahead = nothing_promised({})
   Queue.restore(call, lock, execution, me)
   for i = 0, Queue.MOST - 1 do
     local other = redis.call('ZRANGE', lock.queue, i, i)[1]
     if other == execution then
-      return promised
+      return ahead
     end
     local waiter = other and Queue.waiter(lock, other)
     if not waiter then
@@ -21,8 +27,7 @@ local function promised_ahead(call, lock, execution, me)
       if not Parked.on_its_way(call, waiter) then
         return nil
       end
-      local promise, kind = Parked.promise(call, lock, other, waiter)
-      promised[kind] = promised[kind] + promise
+      Parked.count(call, lock, other, waiter, ahead)
     end
   end
   return nil
@@ -30,16 +35,14 @@ end
 
 -- Whether a lock has room for a waiter and for those ahead of it in the queue.
 local function has_room(call, lock, execution, waiter, limit, is_head)
-  local promised
-  if is_head then
-    -- A late execution can be passed while the lock is free; but not by sharers, which could come one
-    -- after another.
-    local waits_for_late = waiter.parked or limit == Holds.SHARED and Holds.readers(lock)
-    promised = waits_for_late and lock.promised or lock.soon
-  else
-    promised = promised_ahead(call, lock, execution, waiter)
+  local ahead = lock
+  if not is_head then
+    ahead = promised_ahead(call, lock, execution, waiter)
   end
-  return promised and not Holds.is_full(lock, limit, promised)
+  -- A late execution can be passed while the lock is free; but not by sharers, which could come one after
+  -- another.
+  local waits_for_late = waiter.parked or limit == Holds.SHARED and Holds.readers(lock)
+  return ahead and not Holds.is_full(lock, limit, waits_for_late and ahead.promised or ahead.soon)
 end
 
 -- What a waiter can have now: for each of its locks the token of the permit to join, or false for a new
@@ -189,7 +192,7 @@ local function serve(call, lock, caller)
         passed, held_up = passed + 1, true
       elseif not enter_or_send(call, lock, execution, waiter, fences, caller) then
         passed = passed + 1
-        Parked.count(call, lock, execution, waiter)
+        Parked.count(call, lock, execution, waiter, lock)
       elseif waiter.by_owner then
         for _, each in ipairs(Queue.wanted(call, lock, waiter)) do
           Turns.join(call, each, waiter.owner, caller)
@@ -201,8 +204,7 @@ local function serve(call, lock, caller)
 end
 
 local function promote(call, lock, caller)
-  lock.promised, lock.soon = { exclusive = 0, shared = 0 }, { exclusive = 0, shared = 0 }
-  lock.look = math.huge
+  nothing_promised(lock)
   local ahead = (Queue.is_line(lock) and Lines.serve or serve)(call, lock, caller)
   Parked.schedule(call, lock)
   return ahead

@@ -388,6 +388,23 @@ def test_who_waits_in_a_process_acquires_when_what_was_resumed_does_not_come(des
     desk.fence("r2", "back")
 
 
+def test_who_waits_in_a_process_for_several_locks_passes_what_is_late_at_each_of_them(desk):
+    both = {"names": ("a", "b")}
+    desk.listen("p")
+    desk.fence("r1", **both)
+    desk.park("r2", **both)
+    desk.queue("r3", inbox="p", **both)
+    desk.release("r1", **both)
+    assert desk.out() == ["r2"]
+    desk.beat("r3")
+    assert desk.holders() == []
+
+    desk.lapse_place("r2", first=desk.place("r2")["first"] - 5000)
+    desk.beat("r3")
+
+    assert (desk.holders("a"), desk.holders("b")) == (["r3"], ["r3"])
+
+
 def test_a_newcomer_does_not_overtake_a_parked_execution_that_others_may_pass(desk):
     for run in ("b1", "b2"):
         desk.fence(run, names=("b",), limit=2)
