@@ -26,7 +26,7 @@ local function leave_line(execution)
   local waiter = Queue.is_line(lock) and Queue.waiter(lock, execution)
   local comes = waiter and waiter.parked and Queue.is_awaited(lock, execution, waiter)
   -- Not if it is parked for its lock.
-  if not comes or redis.call('HEXISTS', call.prefix .. 'parked', execution) == 1 then
+  if not comes or Parked.find(call, execution) then
     return nil
   end
   Queue.leave(call, lock, execution, waiter)

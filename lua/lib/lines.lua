@@ -118,7 +118,7 @@ local function await(call, lock, execution, waiter, caller)
   local late = turn and math.max(turn, waiter.line.due) + waiter.line.gap
   -- It was replaced, or cancelled.
   local is_over = Base.is_over(redis.call('GET', call.prefix .. 'd:' .. execution))
-  if not is_over and redis.call('HEXISTS', call.prefix .. 'parked', execution) == 1 then
+  if not is_over and Parked.find(call, execution) then
     -- It came, and is parked for its lock.
     waiter.turn, waiter.line.ends = nil, math.max(waiter.line.ends, call.now + 2 * Base.DAY)
     Queue.write(call, lock, execution, waiter)

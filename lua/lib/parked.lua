@@ -186,12 +186,11 @@ function Parked.find(call, execution)
   end
   local lock = Holds.open(call, call.prefix .. 'l:' .. name)
   local waiter = Queue.waiter(lock, execution)
-  if not waiter or not waiter.parked then
-    -- A server that evicts keys has deleted its place.
+  if not waiter or not waiter.parked or redis.call('HEXISTS', lock.messages, execution) == 0 then
+    -- A server that evicts keys has deleted its place, or its message.
     local size = redis.call('HSTRLEN', lock.messages, execution)
     redis.call('HDEL', lock.messages, execution)
-    redis.call('HDEL', call.prefix .. 'parked', execution)
-    Queue.count_parked(call, -1, 0 - size)
+    Queue.forget_parked(call, execution, waiter and waiter.task, size)
     return nil
   end
   return lock, waiter

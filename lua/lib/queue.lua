@@ -79,14 +79,19 @@ function Queue.unpark(call, locks, execution, waiter)
       redis.call('ZREM', call.prefix .. 'due', 'l ' .. lock.name)
     end
   end
+  redis.call('ZREM', call.prefix .. 'due', 'r ' .. execution)
+  redis.call('ZREM', call.prefix .. 'owed:' .. waiter.home, execution)
+  Queue.forget_parked(call, execution, waiter.task, size)
+end
+
+-- Forget where an execution is parked; `task` is nil if its place is gone.
+function Queue.forget_parked(call, execution, task, size)
   local parked = call.prefix .. 'parked'
   local was_parked = redis.call('HDEL', parked, execution)
   -- Another execution of the task can be parked by now: a retry, while this is an old copy.
-  if redis.call('HGET', parked, '#' .. waiter.task) == execution then
-    redis.call('HDEL', parked, '#' .. waiter.task)
+  if task and redis.call('HGET', parked, '#' .. task) == execution then
+    redis.call('HDEL', parked, '#' .. task)
   end
-  redis.call('ZREM', call.prefix .. 'due', 'r ' .. execution)
-  redis.call('ZREM', call.prefix .. 'owed:' .. waiter.home, execution)
   if was_parked == 1 then
     Queue.count_parked(call, -1, 0 - size)  -- `-size` can be -0, which Redis refuses
   end

@@ -814,6 +814,25 @@ def test_a_call_whose_message_is_parked_for_its_lock_no_more_is_late(desk, line)
     assert passed(desk) == ["r1"]
 
 
+@pytest.mark.parametrize("ends", ["late", "forced"])
+def test_a_call_whose_message_the_server_has_evicted_is_awaited_again(desk, line, ends):
+    arrive(desk, "r1")
+    park(desk, "r2")
+    desk.client.delete(desk.keys.of_lock("m", A[0]))
+    end(desk, "r1")
+    assert isinstance(arrive(desk, "r3"), Conflict)
+
+    if ends == "late":
+        desk.age_call("r2", A[0])
+    else:
+        assert [hold.execution_id for hold in desk.backend.force_release(A[0])] == ["r2"]
+
+    assert arrive(desk, "r3", "n2") == line[2]
+    end(desk, "r3", "n2")
+    desk.resume()
+    assert desk.left() == []
+
+
 def test_an_execution_that_is_parked_for_its_lock_keeps_both_its_places(desk, line):
     desk.acquire("holder")
     arrive(desk, "r1")
