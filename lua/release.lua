@@ -73,7 +73,6 @@ local locks, failure = {}, nil
 local function safely(step, what)
   local fine, found = pcall(step, what)
   failure = failure or not fine and found
-  return fine
 end
 
 local is_queued = false
@@ -162,15 +161,13 @@ local function let_in(lock)
 end
 
 for _, lock in ipairs(locks) do
-  lock.is_fine = safely(leave_queue, lock)
+  safely(leave_queue, lock)
   if lock.to_leave then
     safely(leave_to_successors, lock)
   end
 end
 -- After all releases: an execution that waits for several of these locks must find all of them free.
 for _, lock in ipairs(locks) do
-  if lock.is_fine then
-    let_in(lock)
-  end
+  safely(let_in, lock)
 end
 return reply()

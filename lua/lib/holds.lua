@@ -172,7 +172,7 @@ end
 --     ones of messages that are not late (lib/parked)
 --   look: when to look at the lock again, of what was seen along its queue (lib/parked)
 --   index_of_claim: its number among the locks of the claim; queued: whether somebody waits (acquire, release)
---   released, to_leave, is_fine: how far its release has come (release)
+--   released, to_leave: how far its release has come (release)
 function Holds.open(call, key)
   if call.locks[key] then
     return call.locks[key]

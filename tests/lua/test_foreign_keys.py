@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from celery_relock.engine.protocol import Held, Queued, Renewal
+from celery_relock.engine.protocol import Ended, Held, Queued, Renewal
 from celery_relock.errors import LockConfigError
 
 KINDS = {
@@ -260,3 +260,18 @@ def test_a_number_that_is_none_is_told_with_what_to_do(desk, field):
         NEEDS[field](desk)
     desk.client.hdel(desk.keys.meta(), field)
     NEEDS[field](desk)
+
+
+@pytest.mark.parametrize("which", ["queue", "messages"])
+def test_a_release_lets_others_in_though_a_key_of_one_lock_is_somebody_elses(desk, which):
+    desk.fence("r1", names=("a", "b"))
+    desk.park("r2")
+    desk.park("r3", names=("b",))
+    key = key_of(desk, which, "a")
+    desk.client.delete(key)
+    desk.client.set(key, "somebody's")
+
+    assert desk.release("r1", names=("a", "b"), ended="execution")
+
+    assert desk.out() == ["r3"]
+    assert desk.acquire("r1", "late", names=("b",)) == Ended()
