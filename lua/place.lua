@@ -66,6 +66,7 @@ local function take_place()
   local ticket, ends = next_ticket(), due + life
   -- 0: the clock can be set back, and a call that is due at once is late no later for that.
   local line = { ticket = ticket, gap = gap, due = due > now and due or 0, ends = ends }
+  line.expires = life < Base.DAY and ends or nil
   local waiter = Base.awaited(label, task, line)
   redis.call('ZADD', queue, ticket, execution)
   redis.call('HSET', waiters, execution, cjson.encode(waiter))

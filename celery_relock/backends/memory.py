@@ -121,8 +121,9 @@ class _Place:
         ordered: in a line, the call that has this place; with its `ticket`, and with `turn`, when
             its turn came while its message was awaited, and `later`, the ticket of a call behind it
             that was here by then; it is late no earlier than `due`, and `ends` whatever becomes of
-            the call. The place of a retry is older than its message, which was published at
-            `published`; `seen` is the newest older ticket whose message has come since.
+            the call, no later than the call `expires`. The place of a retry is older than its
+            message, which was published at `published`; `seen` is the newest older ticket whose
+            message has come since.
     """
 
     execution_id: str
@@ -149,6 +150,7 @@ class _Place:
     ordered: PlaceRequest | None = None
     due: float = 0.0
     ends: float = 0.0
+    expires: float = float("inf")
     ticket: int = 0
     turn: float | None = None
     later: int = 0
@@ -159,6 +161,10 @@ class _Place:
     def parked(self) -> bool:
         """Whether its execution has no process: the message is kept here, or is awaited."""
         return self.request is not None or self.awaited
+
+    def live_on(self, until: float) -> None:
+        """Of a place in a line: no longer than its call, whose message the broker drops then."""
+        self.ends = min(max(self.ends, until), self.expires)
 
     @property
     def awaited(self) -> bool:
@@ -812,7 +818,7 @@ class _Command:
         place.life, place.turn, place.first, place.back = 0.0, None, None, 0.0
         place.arrived, place.sent, place.by, place.untold = True, 0, None, False
         # It can have stood here for longer than its place was to live.
-        place.ends = max(place.ends, self.now + _DAY)
+        place.live_on(self.now + _DAY)
 
     def _await(self, lock: _Lock, place: _Place, caller: str) -> bool:
         """The message of the first place in a line is awaited. True if the calls behind it wait for
@@ -827,7 +833,8 @@ class _Command:
         is_over = _is_over(self.ended(place.execution_id))
         if not is_over and place.execution_id in self.state.parked:
             # It came, and is parked for its lock.
-            place.turn, place.ends = None, max(place.ends, self.now + 2 * _DAY)
+            place.turn = None
+            place.live_on(self.now + 2 * _DAY)
             return True
         if place.ends <= self.now or is_over:
             self.leave(place)
@@ -897,7 +904,8 @@ class _Command:
             # The retry can have been quicker, and wait behind all others.
             place = lock.queue.pop(each, None) or _awaited(call)
             place.ordered = call
-            place.due, place.ends = 0.0, self.now + successor.keep + _DAY
+            place.due = place.ends = 0.0
+            place.live_on(self.now + successor.keep + _DAY)
             place.turn = None
             place.published, place.seen = self.now, 0
             put(lock, place, hold.fence)
@@ -1308,7 +1316,7 @@ class _Acquire(_Command):
         before = lock.queue.get(self.me)
         if before is not None:
             place.ordered, place.ticket = before.ordered, before.ticket
-            place.due, place.ends = before.due, before.ends
+            place.due, place.ends, place.expires = before.due, before.ends, before.expires
             if before.ordered is not None:
                 self.state.sent[self.me] = self.state.sent["#" + before.ordered.task] = place
             lock.queue[self.me] = place
@@ -1517,6 +1525,7 @@ class MemoryBackend:
             due = max(command.now + request.delay, request.moment)
             place = _awaited(request)
             place.due, place.ends = due if due > command.now else 0.0, due + request.life
+            place.expires = place.ends if request.life < _DAY else place.expires
             put(lock, place, _ticket_at(lock, due) if due > command.now else command.next_fence())
             self.state.sent[me] = self.state.sent["#" + request.task] = place
             self.state.due.setdefault(("l", lock.name), place.ends)

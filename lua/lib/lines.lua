@@ -5,6 +5,11 @@ local Lines = {}
 -- How the owner of a claim to a line begins whose message the broker delivers again if its process dies.
 local COMES_AGAIN = 'again+'
 
+-- A place lives on, but no longer than its call, whose message the broker drops then.
+local function live_on(call, line, life)
+  line.ends = math.min(math.max(line.ends, call.now + life), line.expires or math.huge)
+end
+
 -- Let in a call whose turn has come. Its fencing token is its ticket, which proves that no later call
 -- overtook it; a call without a place got one when it came. If its message can come again, its place stays
 -- in front until its execution has ended.
@@ -28,7 +33,7 @@ local function let_into_line(call, lock, execution, waiter, caller)
   Queue.unpark(call, { lock }, execution, waiter)
   waiter.parked, waiter.arrived, waiter.turn = true, true, nil
   -- It can have stood here for longer than its place was to live.
-  waiter.line.ends = math.max(waiter.line.ends, call.now + Base.DAY)
+  live_on(call, waiter.line, Base.DAY)
   waiter.back, waiter.first, waiter.sent, waiter.by, waiter.untold = nil, nil, nil, nil, nil
   Queue.write(call, lock, execution, waiter)
 end
@@ -120,7 +125,8 @@ local function await(call, lock, execution, waiter, caller)
   local is_over = Base.is_over(redis.call('GET', call.prefix .. 'd:' .. execution))
   if not is_over and Parked.find(call, execution) then
     -- It came, and is parked for its lock.
-    waiter.turn, waiter.line.ends = nil, math.max(waiter.line.ends, call.now + 2 * Base.DAY)
+    waiter.turn = nil
+    live_on(call, waiter.line, 2 * Base.DAY)
     Queue.write(call, lock, execution, waiter)
     return true
   elseif is_over or waiter.line.ends <= call.now then
@@ -182,11 +188,13 @@ end
 function Lines.succeed(call, lock, execution, hold, label, gap)
   -- The owner is the task, after `again+` if its message comes again.
   local ticket, task = hold.fence, string.match(hold.owner, '[^+]*$')
-  local line = { ticket = ticket, gap = gap, due = 0, ends = call.now + gap + Base.DAY }
+  local line = { ticket = ticket, gap = gap, due = 0, ends = 0 }
   line.sent = string.format('%.0f', call.micros)
   -- The retry can have been quicker, and wait behind all others.
   local waiter = Queue.waiter(lock, execution)
-    or Base.awaited(string.match(label, ' (.*)$') or '', task, line)
+  line.expires = waiter and waiter.line and waiter.line.expires
+  live_on(call, line, gap + Base.DAY)
+  waiter = waiter or Base.awaited(string.match(label, ' (.*)$') or '', task, line)
   waiter.line, waiter.turn, waiter.task = line, nil, task
   redis.call('ZADD', lock.queue, ticket, execution)
   Queue.write(call, lock, execution, waiter)

@@ -543,11 +543,11 @@ def test_it_is_late_if_it_does_not_come_again(desk, line):
 def test_it_is_awaited_though_it_stood_in_the_line_for_longer_than_a_place_lives(desk):
     place(desk, "r0")
     arrive(desk, "r0")
-    place(desk, "r1", life=0.05)
+    place(desk, "r1")
     place(desk, "r2")
     park(desk, "r1", again=True)
     park(desk, "r2")
-    desk.wait_ms(60)
+    desk.lapse_place("r1", A[0], line={**desk.place("r1", A[0])["line"], "ends": 1})
     assert end(desk, "r0") == ["r1"]
     ticket = arrive(desk, "r1", "n2", again=True)
 
@@ -831,6 +831,22 @@ def test_a_call_whose_message_the_server_has_evicted_is_awaited_again(desk, line
     end(desk, "r3", "n2")
     desk.resume()
     assert desk.left() == []
+
+
+@pytest.mark.parametrize("how", ["runs", "is left to itself", "is parked for its lock"])
+def test_a_place_ends_when_its_call_expires_though_the_call_has_begun(desk, how):
+    place(desk, "r1", life=60.0)
+    arrive(desk, "r1", again=True)
+    if how == "is left to itself":
+        leave_to(desk, "r1", "r1")
+    elif how == "is parked for its lock":
+        desk.acquire("holder")
+        desk.park("r1", "m")
+        leave_to(desk, "r1", "r1")
+        desk.all_due()
+        desk.resume()
+
+    assert desk.place("r1", A[0])["line"]["ends"] < desk.now_ms() + 61_000
 
 
 def test_an_execution_that_is_parked_for_its_lock_keeps_both_its_places(desk, line):
