@@ -93,7 +93,8 @@ local function tell(key)
   local prefix, name = string.match(key, '^([^}]*}:)l:(.*)$')
   local ends, fences = prefix .. 'e:' .. name, prefix .. 'f:' .. name
   local held, holds
-  if redis.call('EXISTS', ends, fences) == 2 then
+  -- Of a lock that nobody has looked at any more the index can outlive the holds.
+  if redis.call('EXISTS', key, ends, fences) == 3 then
     held, holds = many_holds(key, ends, fences)
   elseif redis.call('HLEN', key) <= LARGEST then
     held, holds = few_holds(key)

@@ -171,6 +171,19 @@ def test_foreign_keys_are_told_of_and_hide_no_other(desk, ask):
     assert read == 3, "the large one is not read"
 
 
+def test_the_index_of_many_holds_that_have_ended_before_it_is_no_foreign_key(desk, ask):
+    for number in range(40):
+        desk.fence(f"r{number}", limit=100)
+    desk.client.pexpire(desk.keys.lock("a"), 1)
+    desk.wait_ms(2)
+    assert desk.client.exists(desk.keys.of_lock("e", "a"), desk.keys.of_lock("f", "a")) == 2
+
+    found = survey(desk)
+
+    assert (found.held, found.foreign) == (0, False)
+    assert desk.backend.inspect("a").holds == ()
+
+
 def test_a_long_name_is_found_by_what_is_kept_of_it(desk, ask):
     name = "n" * 200
     desk.fence("r1", names=(name,))
