@@ -10,7 +10,7 @@ from typing import Any
 from celery.exceptions import SoftTimeLimitExceeded
 
 from .delivery import afterwards, delivery_of
-from .states import is_autoretried
+from .states import has_retried, is_autoretried
 
 
 class HeldBeside(ABC):
@@ -73,11 +73,11 @@ class HeldBeside(ABC):
                     self.delivery.to_retry.pop(self.field, None)
 
     def _stays_open(self, error: BaseException | None) -> bool:
-        """Whether Celery's autoretry, which lies around the lock, is to make a retry of this error:
-        then the retry gets what is held, and the execution ends with its message."""
+        """Whether a retry gets what is held: one that was sent, or that Celery's autoretry, which
+        lies around the lock, is to make of this error. Then the execution ends with its message."""
         if not (self.is_for_retries and isinstance(error, Exception)):
             return False
-        if not is_autoretried(self.task, error):
+        if not (has_retried(self.message, error) or is_autoretried(self.task, error)):
             return False
         if not self.begun:  # a conflict, say
             self.offer()

@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
@@ -72,6 +72,8 @@ class Attempt(NamedTuple):
     Attributes:
         message: the request of the message that is run; None for an inline or eager call, which
             can neither be parked nor sent again.
+        left: the fencing tokens of permits that are left to it. Of a retry that comes early, the
+            attempt before has one yet: that is waited for, whatever the options say.
     """
 
     task: Any
@@ -79,6 +81,7 @@ class Attempt(NamedTuple):
     lease: Lease
     options: LockOptions
     message: Any | None
+    left: Collection[int] = ()
 
 
 def obtain(attempt: Attempt) -> Held | None:
@@ -96,7 +99,7 @@ def obtain(attempt: Attempt) -> Held | None:
         Late: it is a copy of one that has ended.
         LockUnavailable, LockConfigError: from the backend.
     """
-    task, engine, lease, options, message = attempt
+    task, engine, lease, options, message, _ = attempt
     if lease.parked_since and message is not None and _has_failed(task, message):
         withdraw_later(engine, lease.claim.execution_id)
         raise Late("has ended already: it failed while its place could not be removed")
@@ -200,6 +203,8 @@ def _decide(attempt: Attempt, answer: Conflict | Duplicate | Ended | Deadlocked)
     error = _conflict(attempt, answer)
     copy = answer if isinstance(answer, Duplicate) and message is not None else None
     policy = "duplicate" if copy is not None else _policy(options, answer, error)
+    if policy not in WAITS and isinstance(answer, Conflict) and answer.fence in attempt.left:
+        policy = "wait"
     attempt.lease.tell("conflict", error.reason, policy=_as_done(policy, attempt))
     if copy is not None:
         return _wait_behind(attempt, copy, error)
@@ -333,7 +338,7 @@ def _park(attempt: Attempt, answer: Conflict | Duplicate, error: LockConflict) -
 
 def _parked(attempt: Attempt, left: float | None) -> ParkAnswer | None:
     """Park the message. None: it cannot be parked."""
-    task, engine, lease, options, message = attempt
+    task, engine, lease, options, message, _ = attempt
     bounds = {"patience": seconds_to_resume(left, message), "most": options.max_parked}
     header = header_of(message).made_own()
     again = header.again()._replace(parked=lease.claim.names[0])

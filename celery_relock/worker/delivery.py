@@ -95,12 +95,12 @@ def retried_by(fields: Mapping[str, Any]) -> Delivery | None:
 # -- When a message is over ----------------------------------------------------------------------
 
 #: What to call when the message that this thread or greenlet executes is over: when Celery has
-#: published what comes after it, and stored its result.
+#: published what comes after it, and stored its result, or that it is retried.
 left = LocalStack()
 
 
 def afterwards(call: Callable[[], None]) -> None:
-    """Call a function when `task_postrun` says that the message is over."""
+    """Call a function when `task_retry` or `task_postrun` says that the message is over."""
     left.push(call)
 
 

@@ -8,6 +8,7 @@
     run_body    the state STARTED, `self.lock`, and the task's own code
     end_unasked what waits for a message that has not come to ask for its locks
     _over       what is left for when Celery has published what comes next
+    _retried    the same, before Celery says that a retry was sent
 
 `message` is Celery's request (its `Context`) if a message is behind the call. Its header is read
 once. It says, or else the task's declaration, which features the execution uses. It passes nothing
@@ -24,7 +25,7 @@ from types import AsyncGeneratorType, CoroutineType
 from typing import Any
 
 from celery.exceptions import Reject
-from celery.signals import task_postrun
+from celery.signals import task_postrun, task_retry
 
 from ..declaration import Declaration, declaration, engine_of, unbegun
 from ..dedup import worker as dedup
@@ -440,4 +441,11 @@ def _over(
         company.on_unreached(task, request, state)
 
 
+def _retried(request: Any = None, **_: Any) -> None:
+    """Celery has stored that a retry was sent: only now is that let go, see `has_retried`."""
+    if left.stack and request is running_request():
+        finish()
+
+
+task_retry.connect(_retried, weak=False, dispatch_uid="celery_relock")
 task_postrun.connect(_over, weak=False, dispatch_uid="celery_relock")

@@ -23,7 +23,7 @@ from ..errors import RelockError
 from .conflict import Attempt, end_unexecuted, obtain, release
 from .delivery import Delivery, Retried, afterwards, delivery_of
 from .message import header_of, keep_for, prefix_here, running_request
-from .states import is_acknowledged, is_autoretried, is_given_up
+from .states import has_retried, is_acknowledged, is_autoretried, is_given_up
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +33,8 @@ class LeftToRetry:
     Attributes:
         margin: for how many seconds after the retry is due the hold is kept.
         needed: the lock names that the retry needs.
-        open: whether the body has ended, and waits for the retry that Celery's autoretry makes.
+        open: whether the body has ended, and Celery has yet to make the retry of its error, or to
+            store the state RETRY.
         error: that the body ended with.
     """
 
@@ -55,15 +56,16 @@ class LeftToRetry:
             yield
         except Exception as error:
             self.error = error
-            if is_autoretried(self.task, error):
-                afterwards(self.end)
-                self.open = True
             raise
         finally:
-            if not self.open:
+            if delivery.retry is not None:
+                self.leave(delivery.retry)
+            is_left = self.lease.successor is not None and has_retried(self.message, self.error)
+            if is_left or is_autoretried(self.task, self.error):
+                afterwards(self.end)
+                self.open = True
+            else:
                 delivery.locks = None
-                if delivery.retry is not None:
-                    self.leave(delivery.retry)
 
     def leave(self, sent: Retried) -> None:
         """Leave the lease to the retry, if that needs any of it; release what it does not need."""
@@ -98,7 +100,8 @@ def obtain_kept(attempt: Attempt) -> Held | None:
     for it."""
     clear = partial(clear_away, attempt.engine, attempt.message, None)
     try:
-        held = obtain(attempt)
+        kept = [fence for _, fence in header_of(attempt.message).kept]
+        held = obtain(attempt._replace(left=kept))
     except Exception as error:
         if is_given_up(attempt.task, error):
             attempt.engine.later.add(clear)  # not here: perhaps Redis cannot be reached

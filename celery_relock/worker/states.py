@@ -130,7 +130,16 @@ def puts_back(task: Any, error: BaseException) -> bool:
     return isinstance(error, Reject) and error.requeue
 
 
-def is_autoretried(task: Any, error: BaseException) -> bool:
+def has_retried(message: Any, error: BaseException | None) -> bool:
+    """Whether a body ends because it has sent its retry.
+
+    That is let go only after `task_retry`: before, it could succeed first, and Celery would write
+    its RETRY over that, so that `get()` never returns.
+    """
+    return isinstance(error, Retry) and retry_of(message) is not None
+
+
+def is_autoretried(task: Any, error: BaseException | None) -> bool:
     """Whether Celery's autoretry makes a retry of an error that the running body ends with.
 
     It lies around the `run` of a task: it sends the retry when the error has left our code.

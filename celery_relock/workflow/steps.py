@@ -46,6 +46,7 @@ from ..worker.states import (
     SentAgain,
     Waits,
     end_dropped,
+    has_retried,
     is_acknowledged,
     is_autoretried,
     is_given_up,
@@ -299,7 +300,8 @@ def _end(task: Any, message: Any, error: BaseException) -> None:
         hold.acknowledged = is_acknowledged(task, error)
     # Celery's autoretry lies around a LockedTask's `run`: it sends the retry of this error next,
     # and what that leaves is released when the message is over.
-    if not (is_locked(type(task)) and is_autoretried(task, error)):
+    is_next = is_locked(type(task)) and is_autoretried(task, error)
+    if not (is_next or has_retried(message, error)):
         _leave_all(message, again=_comes_again(task, error))
 
 
@@ -339,8 +341,9 @@ def _hold_for(task: Any, message: Any, lock: WorkflowLock) -> StepHold:
         limits=lock.limits,
         lease=lock.ttl,
         label=label_of(task.name, message.id),
-        # If the step before has not left its hold yet, this one joins it as a descendant.
-        ancestors=header.ancestors,
+        # If the step before has not left its hold yet, this one joins it as a descendant. A retry
+        # would run beside the attempt before.
+        ancestors=() if message.retries else header.ancestors,
         stuck=reentrancy.stuck(),
     )
     lease = engine.lease(claim)
@@ -353,7 +356,7 @@ def _acquire(task: Any, hold: StepHold) -> None:
     lock, lease = hold.lock, hold.lease
     options = lock.options(task.name)
     try:
-        held = obtain(Attempt(task, hold.engine, lease, options, hold.message))
+        held = obtain(Attempt(task, hold.engine, lease, options, hold.message, lock.fences))
     except LockConflict as conflict:
         if lock.on_gap != "raise":
             raise

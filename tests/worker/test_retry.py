@@ -95,7 +95,7 @@ def test_it_is_released_before_on_failure_when_autoretry_makes_no_more_retries(w
     assert failed["free"]
 
 
-@pytest.mark.parametrize("policy", ["parked", "blocked", "sent_again"])
+@pytest.mark.parametrize("policy", ["parked", "blocked", "sent_again", "refused"])
 def test_a_retry_that_comes_before_its_predecessor_is_out_waits_for_it(worker, account, policy):
     getattr(worker.module, f"lingers_{policy}").delay(account)
     first, second = _inside(worker, account, 2)
@@ -103,6 +103,18 @@ def test_a_retry_that_comes_before_its_predecessor_is_out_waits_for_it(worker, a
     assert second.at >= over.at
     assert first["fence"] == second["fence"]
     assert second["continuous"]
+    wait_until_free(worker, f"account:{account}")
+
+
+@pytest.mark.parametrize("name", ["and_keeps", "and_holds", "in_order"])
+def test_a_retry_that_waits_for_its_predecessor_runs_once_the_state_retry_is_stored(
+    worker, account, name
+):
+    # Else Celery can write RETRY over the retry's SUCCESS.
+    getattr(worker.module, f"stores_late_{name}").delay(account)
+    _, second = _inside(worker, account, 2)
+    [over] = worker.journal.wait_for("over", account=account)
+    assert second.at >= over.at
     wait_until_free(worker, f"account:{account}")
 
 

@@ -170,7 +170,8 @@ def test_wherever_a_signal_strikes_no_lock_is_left_that_somebody_renews(
 def test_what_a_message_has_left_whose_end_nobody_told_is_released_by_the_next_one(
     make: Make, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr("celery.app.trace.send_postrun", lambda **_: [])
+    for told in ("celery.app.trace.send_postrun", "celery.signals.task_retry.send"):
+        monkeypatch.setattr(told, lambda **_: [])
     subject, name = make(options), uuid.uuid4().hex
     subject.run(name)
     assert subject.attempts(name) - {KEPT}

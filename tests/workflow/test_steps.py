@@ -220,6 +220,16 @@ def test_a_holding_task_that_retries_keeps_its_permit(flow, how):
     flow.check(rival, "0", "1")
 
 
+@pytest.mark.parametrize("option", [{}, {"on_gap": "raise"}, {"on_conflict": "raise"}])
+def test_a_step_s_retry_runs_once_the_state_retry_is_stored(flow, option):
+    # Else Celery can write RETRY over the retry's SUCCESS.
+    step = flow.step("1", "retry", flow.module.stores_late)
+    assert locked(step, key=flow.key, **option).delay().get(timeout=30) == ["1"]
+    [over] = flow.worker.journal.wait_for("over", account=flow.account)
+    assert flow.events("enter")[1].at >= over.at
+    flow.is_clean()
+
+
 def test_a_step_passes_who_waits_for_its_workflow_s_lock_and_for_its_own(flow):
     steps = flow.step("0", "wait"), flow.step("1", "", flow.module.excluding)
     result = locked(chain(*steps), key=flow.key).delay()

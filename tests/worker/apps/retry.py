@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from celery import current_task
+from celery.exceptions import Retry
 
 from celery_relock import LockedTask
 from tests.support import Journal, make_app
@@ -139,6 +140,44 @@ def lingers_blocked(self, account):
 @app.task(base=Keeps, bind=True, lock_on_conflict="retry")
 def lingers_sent_again(self, account):
     lingers(self, account)
+
+
+@app.task(base=Keeps, bind=True, lock_on_conflict="raise")
+def lingers_refused(self, account):
+    lingers(self, account)
+
+
+class StoresLate(LockedTask):
+    """Time passes between the end of the lock and the state RETRY."""
+
+    def __call__(self, account):
+        try:
+            return super().__call__(account)
+        except Retry:
+            time.sleep(1.0)
+            journal.add("over", account=account)
+            raise
+
+
+def retries_at_once(self: Any, account: str) -> None:
+    enter(self, account)
+    if not self.request.retries:
+        raise self.retry(countdown=0)
+
+
+@app.task(base=StoresLate, bind=True, lock_key=KEY, lock_keep_on_retry=True)
+def stores_late_and_keeps(self, account):
+    retries_at_once(self, account)
+
+
+@app.task(base=StoresLate, bind=True, lock_key=KEY, lock_hold="workflow")
+def stores_late_and_holds(self, account):
+    retries_at_once(self, account)
+
+
+@app.task(base=StoresLate, bind=True, lock_key=KEY, lock_order="sent")
+def stores_late_in_order(self, account):
+    retries_at_once(self, account)
 
 
 def stays_after_its_retry(self: Any, account: str) -> None:

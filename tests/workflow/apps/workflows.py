@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from celery import chain, group
-from celery.exceptions import Ignore, Reject
+from celery import Task, chain, group
+from celery.exceptions import Ignore, Reject, Retry
 from celery.signals import after_task_publish, before_task_publish
 
 from celery_relock import Lock, LockedTask, locked
@@ -151,6 +151,23 @@ def body(task: Any, previous: Any, account: str, name: str, do: str) -> list[str
 
 @app.task(**AUTORETRY)
 def plain(self, previous=None, *, account, name, do=""):
+    return body(self, previous, account, name, do)
+
+
+class StoresLate(Task):
+    """Time passes between the end of its hold and the state RETRY."""
+
+    def __call__(self, *args, **kwargs):
+        try:
+            return super().__call__(*args, **kwargs)
+        except Retry:
+            time.sleep(1.0)
+            journal.add("over", **kwargs)
+            raise
+
+
+@app.task(base=StoresLate, bind=True)
+def stores_late(self, previous=None, *, account, name, do=""):
     return body(self, previous, account, name, do)
 
 
