@@ -372,14 +372,13 @@ def _locked(body: Any) -> Callable[..., Any]:
         try:
             return execution.run(self, run, call, args, kwargs)
         # No call of ours here: a signal's exception there would make a failure of what waits.
-        except Aside as aside:
+        except (Aside, SentAgain) as aside:
             if begun := getattr(request, BEGUN, None):
                 begun.aside = aside
             raise aside.with_traceback(None) from None
-        except SentAgain as again:
-            if begun := getattr(request, BEGUN, None):
-                begun.aside = again
-            raise
+        except Exception as error:
+            error.__traceback__ = company.shown(error)
+            raise error
 
     if isinstance(body, staticmethod):
         # What shows its signature drops the first parameter, as of any method.

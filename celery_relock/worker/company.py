@@ -10,13 +10,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from importlib import metadata
+from types import FrameType, TracebackType
 from typing import Any
 
 from celery import current_app
 from celery.states import SUCCESS
 
 from ..engine.events import logger
-from ..errors import LockConfigError
+from ..errors import LockConfigError, RelockError
 from ..options import OPTION_NAMES
 from .message import BEGUN
 
@@ -29,6 +30,8 @@ _TRACERS = {
     "elasticapm.contrib.celery": "elastic-apm",
 }
 _LOCK_ATTRIBUTES = tuple(f"lock_{name}" for name in OPTION_NAMES)
+
+_PACKAGE = __name__.partition(".")[0]
 
 _looked_at: set[str] = set()
 
@@ -109,6 +112,25 @@ def keep_aside(task: Any) -> None:
             *(task.name, request.id, type(task).__call__.__qualname__, begun.aside),
         )
     raise begun.aside from None
+
+
+def shown(error: Exception) -> TracebackType | None:
+    """The traceback of an error that leaves a task, without the frames of this library that it
+    begins with: people and tracers look for the task's own.
+
+    Celery's pool sends the whole stack once for each frame. With ours that was more than a pipe
+    takes at once (64 KB), and a time limit that strikes a child in the midst of it costs a slot.
+    """
+    last = rest = error.__traceback__
+    while rest is not None and _is_ours(rest.tb_frame):
+        last, rest = rest, rest.tb_next
+    if rest is None:  # our own, whose text says what to do: where it was raised; or a fault: all
+        rest = last if isinstance(error, RelockError) else error.__traceback__
+    return rest
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return frame.f_globals.get("__name__", "").partition(".")[0] in (_PACKAGE, "contextlib")
 
 
 def on_unreached(task: Any, request: Any, state: str | None) -> None:

@@ -35,10 +35,7 @@ T = TypeVar("T")
 
 
 class Aside(Ignore):  # type: ignore[misc]  # Celery ships no types
-    """This delivery does not run the body: its message is parked, or is a copy of another.
-
-    Celery writes out each frame of what it ignores, twice: `task.py` cuts those of the library off.
-    """
+    """This delivery does not run the body: its message is parked, or is a copy of another."""
 
 
 def _say_why(record: logging.LogRecord) -> bool:

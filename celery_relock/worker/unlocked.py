@@ -24,11 +24,11 @@ from ..engine.lease import QuietLease
 from ..engine.protocol import Claim, Ended
 from ..errors import RelockError
 from ..workflow import steps
-from . import revocation
+from . import company, revocation
 from .conflict import release
 from .delivery import afterwards
 from .message import HEADER, begin_call, header_of
-from .states import Late, is_acknowledged, show_started
+from .states import Aside, Late, SentAgain, is_acknowledged, show_started
 
 _PREPARED = "_relock_unlocked"
 # Of the hold of an execution whose task has no lock any more, in seconds.
@@ -64,9 +64,15 @@ def _prepare(task: Any) -> None:
                 show_started(task, message)
                 return body(*args, **kwargs)
 
-        if header_of(message).workflow_locks:
-            return steps.around(task, message, execute)
-        return execute()
+        try:
+            if header_of(message).workflow_locks:
+                return steps.around(task, message, execute)
+            return execute()
+        except (Aside, SentAgain) as aside:
+            raise aside.with_traceback(None) from None
+        except Exception as error:
+            error.__traceback__ = company.shown(error)
+            raise error
 
     @wraps(replace)
     def replaced(sig: Any) -> Any:

@@ -8,6 +8,7 @@ import pytest
 
 from celery_relock.errors import LockConfigError
 from tests.support import wait_for
+from tests.support.parked import lock_of
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +40,26 @@ def test_one_that_is_not_even_called_is_a_failure_in_the_end(worker, account):
 @pytest.mark.parametrize("name", ["locked", "takes_no_lock"])
 def test_a_task_that_went_through_its_lock_or_has_none_does_not(worker, account, name):
     assert getattr(worker.module, name).delay(account).get(timeout=20)
+
+
+def _failed(worker, name, account):
+    worker.module.app.tasks[name].delay(account)
+    return worker.journal.wait_for("failed", account=account, task=name)[0]
+
+
+def test_the_traceback_of_a_locked_task_is_as_small_as_a_plain_one_s_and_ends_in_its_body(
+    worker, account
+):
+    plain, locked = (_failed(worker, name, account) for name in ("fails_plain", "fails_locked"))
+    # A pipe takes 64 KB, and a child that cannot send the rest waits for the main process.
+    assert locked["size"] < 1.4 * plain["size"]
+    assert plain["frames"][-1] == locked["frames"][-1] == "fails"
+    assert len(locked["frames"]) <= len(plain["frames"]) + 3
+
+
+def test_the_traceback_of_an_error_of_the_lock_says_where_it_was_raised(worker, account):
+    with lock_of(worker, f"account:{account}"):
+        assert _failed(worker, "refused", account)["frames"][-2:] == ["run", "_refuse"]
 
 
 def test_a_task_with_options_of_a_lock_and_another_base_is_named_when_it_is_first_sent(

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import pickle
+from traceback import walk_tb
+
+from celery.signals import task_failure
+
 from celery_relock import LockedTask
-from tests.support import make_app
+from tests.support import Journal, make_app
 
 KEY = "account:{account}"
 
 app = make_app(__name__)
+journal = Journal.from_env()
 
 
 @app.task(base=LockedTask, lock_key=KEY)
@@ -55,3 +61,22 @@ def takes_no_lock(account):
 @app.task(lock_key=KEY, lock_ttl=60)
 def looks_locked(account):
     return account
+
+
+def fails(account):
+    raise ValueError(account)
+
+
+fails_plain = app.task(name="fails_plain")(fails)
+fails_locked = app.task(
+    name="fails_locked", base=LockedTask, lock_key=KEY, lock_order="sent", lock_dedup="until_done"
+)(fails)
+refused = app.task(name="refused", base=LockedTask, lock_key=KEY, lock_on_conflict="raise")(fails)
+
+
+@task_failure.connect
+def _tell_failure(sender, args, einfo, traceback, **_):
+    """What the pool sends, and what a tracer reads."""
+    frames = [frame.f_code.co_name for frame, _ in walk_tb(traceback)]
+    size = len(pickle.dumps(einfo))
+    journal.add("failed", account=args[0], task=sender.name, size=size, frames=frames)
