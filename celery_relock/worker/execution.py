@@ -9,6 +9,7 @@
     end_unasked what waits for a message that has not come to ask for its locks
     _over       what is left for when Celery has published what comes next
     _retried    the same, before Celery says that a retry was sent
+    _failed     a group behind an execution that has failed
 
 `message` is Celery's request (its `Context`) if a message is behind the call. Its header is read
 once. It says, or else the task's declaration, which features the execution uses. It passes nothing
@@ -25,7 +26,7 @@ from types import AsyncGeneratorType, CoroutineType
 from typing import Any
 
 from celery.exceptions import Reject
-from celery.signals import task_postrun, task_retry
+from celery.signals import task_failure, task_postrun, task_retry
 
 from ..declaration import Declaration, declaration, engine_of, unbegun
 from ..dedup import worker as dedup
@@ -36,6 +37,7 @@ from ..engine.hold import Body, Hold, MakeHold, Share
 from ..engine.interrupt import Interruption
 from ..engine.lease import Lease, State
 from ..engine.protocol import COOLDOWN, Claim, Successor
+from ..errors import RelockError
 from ..naming.names import bind
 from ..order import worker as order
 from ..workflow import steps
@@ -44,6 +46,7 @@ from . import events as worker_events
 from .conflict import Attempt, call_off, obtain, release
 from .delivery import afterwards, finish, left
 from .message import (
+    ENTER,
     Header,
     ancestors_here,
     begin_call,
@@ -64,6 +67,7 @@ from .states import (
     Late,
     SentAgain,
     end_dropped,
+    fail_groups,
     is_acknowledged,
     is_autoretried,
     is_requeued,
@@ -443,9 +447,23 @@ def _over(
 
 def _retried(request: Any = None, **_: Any) -> None:
     """Celery has stored that a retry was sent: only now is that let go, see `has_retried`."""
-    if left.stack and request is running_request():
+    running = running_request()
+    if left.stack and running is not None and running.id == request.id:
         finish()
 
 
+def _failed(
+    sender: Any = None, task_id: str = "", exception: Exception | None = None, **_: Any
+) -> None:
+    """Celery has stored a failure: if it is a lock's, nobody behind it waits for ever. Not sooner:
+    if a class's own `__call__` has handled the error, the group runs."""
+    request = sender.request_stack.top
+    if request is None or request.id != task_id or request.is_eager:
+        return
+    if isinstance(exception, RelockError) or sender.name == ENTER:
+        fail_groups(sender, request, exception)
+
+
+task_failure.connect(_failed, weak=False, dispatch_uid="celery_relock.groups")
 task_retry.connect(_retried, weak=False, dispatch_uid="celery_relock")
 task_postrun.connect(_over, weak=False, dispatch_uid="celery_relock")

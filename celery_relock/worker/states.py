@@ -346,6 +346,16 @@ def end_dropped(task: Any, message: Any | None, dropped: Dropped) -> Any:
     return dropped.result
 
 
+def fail_groups(task: Any, message: Any, error: Exception | None) -> None:
+    """Celery fails each step behind a failed one, but does not look into a group, whose members
+    somebody may wait for."""
+    for step in message.chain or ():
+        if step.get("subtask_type") == "group":
+            for each in results_of(step):
+                how = {"store_result": not each.ignore_result, "call_errbacks": False}
+                task.backend.mark_as_failure(each.id, error, request=each, **how)
+
+
 def results_of(step: Mapping[str, Any]) -> list[Context]:
     """The requests whose results somebody may wait for.
 

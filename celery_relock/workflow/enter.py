@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from celery import shared_task
-from celery.exceptions import Ignore, Reject, Retry
 
 from ..declaration import engine_of
 from ..engine import ids, reentrancy
@@ -27,7 +26,7 @@ from ..task import LockedTask
 from ..worker.conflict import Attempt, obtain, release
 from ..worker.events import work_for
 from ..worker.message import ENTER, call_options, header_of, owner
-from ..worker.states import Dropped, end_dropped, results_of, show_started
+from ..worker.states import Dropped, end_dropped, show_started
 from . import steps
 
 
@@ -139,11 +138,6 @@ def enter(self: Any, *args: Any) -> Any:
         show_started(self, message)
     except Dropped as dropped:
         return end_dropped(self, message, dropped)
-    except (Ignore, Retry, Reject):
-        raise
-    except Exception as error:
-        _fail_members(self, message, error)
-        raise
     return None
 
 
@@ -164,16 +158,6 @@ def _acquire(task: Any, message: Any, spec: Mapping[str, Any]) -> None:
     finally:
         if not steps.owns(message, lease):
             release(engine, lease, ended=False)
-
-
-def _fail_members(task: Any, message: Any, error: Exception) -> None:
-    """Celery fails each step behind a failed one, but does not look into a group, whose members
-    somebody may wait for."""
-    for step in message.chain or ():
-        if step.get("subtask_type") == "group":
-            for each in results_of(step):
-                how = {"store_result": not each.ignore_result, "call_errbacks": False}
-                task.backend.mark_as_failure(each.id, error, request=each, **how)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import uuid
 from pathlib import Path
 
 import pytest
+from celery.exceptions import ChordError
 
 from celery_relock import is_dropped
 from celery_relock.errors import LockConfigError, LockConflict
@@ -186,6 +187,23 @@ def test_every_result_that_was_to_come_after_a_dropped_execution_is_the_dropped_
         result = module.nested(module.locked["drop"], account)[shape].apply_async()
         got = result.get(timeout=30)
     assert _as_told(got) == SHAPES[shape]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_nothing_that_was_to_come_after_a_refused_execution_is_waited_for(worker, shape):
+    module, account = worker.module, uuid.uuid4().hex
+    with lock_of(worker, f"account:{account}"):
+        result = module.nested(module.locked["raise"], account)[shape].apply_async()
+        for each in result.results if shape == "group at the end" else [result]:
+            with pytest.raises((LockConflict, ChordError), match=account):
+                each.get(timeout=10)
+
+
+def test_a_group_runs_after_a_task_whose_own_call_has_handled_the_conflict(worker):
+    module, account = worker.module, uuid.uuid4().hex
+    with lock_of(worker, f"account:{account}"):
+        canvas = module.nested(module.locked["answered"], account)["group at the end"]
+        assert canvas.apply_async().get(timeout=30) == [1, 2]
 
 
 def _as_told(got):

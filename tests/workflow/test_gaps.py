@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from celery import chain
+from celery import chain, group
 
 from celery_relock import is_dropped, locked
 from celery_relock.errors import LockLost
@@ -121,6 +121,18 @@ def test_a_step_may_fail_when_its_permit_is_gone(flow, gone, task):
     assert [e["step"] for e in flow.events("enter")] == ["0"]
     if gone == "held":
         stranger.release()
+
+
+def test_the_members_of_a_group_have_the_error_of_the_step_before_them(flow):
+    steps = flow.step("0"), flow.step("1").set(queue=flow.later)
+    members = group(flow.step("2"), flow.step("3"))
+    sent = locked(chain(*steps, members), key=flow.key, gap_ttl=GAP, on_gap="raise").delay()
+    flow.wait_for("0", event="leave")
+    assert flow.is_free(), "the gap has ended"
+    flow.consume_later()
+    for each in sent.results:
+        with pytest.raises(LockLost, match=flow.key):
+            each.get(timeout=30)
 
 
 def test_a_step_that_waited_for_its_own_lock_until_its_permit_was_gone_leaves_no_place(

@@ -10,7 +10,7 @@ from celery import VERSION, chain, chord, group
 from celery.exceptions import TaskRevokedError
 
 from celery_relock import locked
-from celery_relock.errors import LockConfigError, LockConflict
+from celery_relock.errors import LockConfigError, LockConflict, LockLost
 from tests.support.parked import wait_until_parked
 from tests.workflow import flow as flows
 from tests.workflow.flow import Visitor, wait_for_state
@@ -99,6 +99,20 @@ def test_members_that_are_dropped_are_dropped_together_and_hang_nobody(flow, pla
             assert len(found[0]) == 4
             assert [each["relock"] for each in found[0][3]] == ["dropped"] * 2
     assert flow.entered() == {}
+
+
+def test_the_members_have_the_error_if_the_lock_around_is_gone_before_theirs_is_acquired(flow):
+    inner = f"other:{flow.account}"
+    with flow.lock(inner):
+        members = locked(group(flow.step("1"), flow.step("2")), key=inner)
+        outer = {"key": flow.key, "gap_ttl": 0.5, "on_gap": "raise"}
+        sent = locked(chain(flow.step("0"), members), **outer).delay()
+        wait_until_parked(flow.worker, inner)
+        assert flow.is_free(), "the gap has ended"
+    for each in sent.results:
+        with pytest.raises(LockLost, match=flow.key):
+            each.get(timeout=30)
+    assert set(flow.entered()) == {"0"}
 
 
 @pytest.mark.parametrize("how", ["expired", "revoked"])

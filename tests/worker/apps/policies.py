@@ -8,6 +8,7 @@ from typing import Any
 from celery import chain, chord, group
 
 from celery_relock import LockedTask
+from celery_relock.errors import LockConflict
 from celery_relock.options import POLICIES
 from tests.support import Journal, make_app
 
@@ -37,6 +38,19 @@ locked = {policy: locked_task(f"locked.{policy}", policy) for policy in POLICIES
 locked["callable"] = locked_task("locked.callable", as_the_name_says)
 locked["nonsense"] = locked_task("locked.nonsense", lambda conflict: "nonsense")
 locked["fails"] = locked_task("locked.fails", fails)
+
+
+class AnswersForItself(LockedTask):
+    def __call__(self, *args, **kwargs):
+        try:
+            return super().__call__(*args, **kwargs)
+        except LockConflict:
+            return "busy"
+
+
+locked["answered"] = app.task(
+    name="locked.answered", base=AnswersForItself, lock_key=KEY, lock_on_conflict="raise"
+)(work)
 
 
 @app.task
