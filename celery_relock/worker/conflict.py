@@ -354,6 +354,9 @@ def _parked(attempt: Attempt, left: float | None) -> ParkAnswer | None:
 
 def _send_again(attempt: Attempt, answer: Conflict | Duplicate, error: LockConflict) -> Held:
     message = attempt.message
+    if isinstance(answer, Conflict) and _own_share(answer):
+        # It would be in its own way each time.
+        _refuse(attempt, answer, deadlock(attempt, Deadlocked((answer.name,))))
     pause = pause_for(message, attempt.options)
     if pause is None:
         _refuse(attempt, answer, error)

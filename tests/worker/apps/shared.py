@@ -77,6 +77,11 @@ def fence_at_once(self, account):
     return self.lock.fence
 
 
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_on_conflict="retry")
+def fence_sent_again(self, account):
+    return self.lock.fence
+
+
 @app.task(base=LockedTask, lock_key=KEY, lock_mode="shared")
 def reads_and_then_writes_at_once(account):
     try:
