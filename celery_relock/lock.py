@@ -9,6 +9,7 @@ of redis-py's lock.
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from contextlib import AbstractContextManager, suppress
@@ -286,7 +287,7 @@ class Lock(NamedLock["Client"]):
         """This thread's grip, or that of all threads; any of its coroutines may have it."""
         grip: ThreadGrip | None = self.local.of(threading.current_thread())
         # A forked child does not hold what its parent holds.
-        return None if grip is None or grip.lease.pid != platform.pid else grip
+        return None if grip is None or grip.lease.pid != os.getpid() else grip
 
     def _standing(self) -> tuple[ThreadGrip | None, int]:
         """This thread's grip, and how often it holds the lock, re-entries included."""

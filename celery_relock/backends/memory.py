@@ -13,6 +13,7 @@ waits in a process, which sends heartbeats, or it is *parked*: its message is ke
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from itertools import islice
 from threading import Event
 from typing import Any, TypeAlias, TypeVar
 
-from ..engine import ids, platform
+from ..engine import ids
 from ..engine.platform import Guard
 from ..engine.protocol import (
     COMES_AGAIN,
@@ -1404,15 +1405,15 @@ class MemoryBackend:
         self.id = ids.new_id()
         self.clock = clock
         self.state = _State()
-        self._pid = platform.pid
+        self._pid = os.getpid()
 
     def clear(self) -> None:
         """Forget every lock. Listeners stay. A forked child makes the backend its own."""
         with _guard.lock:
             kept = _State(fence=self.state.fence)
-            if self._pid == platform.pid:
+            if self._pid == os.getpid():
                 kept.ears = self.state.ears
-            self.state, self._pid = kept, platform.pid
+            self.state, self._pid = kept, os.getpid()
 
     def route(self, names: Sequence[str]) -> object:
         return None
@@ -1658,10 +1659,10 @@ class MemoryBackend:
                 command.tidy()
 
     def _check_process(self) -> None:
-        if self._pid != platform.pid:
+        if self._pid != os.getpid():
             raise LockConfigError(
                 "relock_url='memory://' keeps the locks in the memory of one process, and this "
-                f"process ({platform.pid}) was forked from it ({self._pid}): a lock held here "
+                f"process ({os.getpid()}) was forked from it ({self._pid}): a lock held here "
                 "would exclude nobody there. Let tests use the threads or the solo pool, or a "
                 "Redis. For Django's test --parallel give the test classes "
                 '@override_settings(CELERY_RELOCK_NAMESPACE="tests")'

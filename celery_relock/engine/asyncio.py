@@ -43,8 +43,7 @@ class TaskLease(Lease):
     __slots__ = ("_loop", "_ringing", "_task", "unwanted")
 
     def __init__(self, claim: Claim, engine: Engine, task: asyncio.Task[Any] | None) -> None:
-        inbox = engine.inbox
-        super().__init__(claim, engine.backend, None if inbox.started else inbox.start)
+        super().__init__(claim, engine.backend, engine.inbox)
         self._loop = weakref.ref(asyncio.get_running_loop())
         self._task = None if task is None else weakref.ref(task)
         self._ringing: asyncio.Future[None] | None = None

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import enum
 import math
+import os
 import time
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
@@ -90,8 +91,7 @@ class Engine:
 
     def lease(self, claim: Claim) -> Lease:
         """A lease for the claim; nothing is sent."""
-        inbox = self.inbox
-        return Lease(claim, self.backend, None if inbox.started else inbox.start)
+        return Lease(claim, self.backend, self.inbox)
 
     def acquire(self, lease: Lease, wait: float | None = 0.0) -> Outcome:
         """Acquire the locks of a lease, waiting in the queue for at most `wait` seconds (None:
@@ -145,7 +145,7 @@ class Engine:
             LockUnavailable: the server could not be told. The end of the lease frees the lock.
         """
         # A forked child has a copy of its parent's leases, and no say in them.
-        if not lease.may_hold or lease.pid != platform.pid:
+        if not lease.may_hold or lease.pid != os.getpid():
             return True
         try:
             # Before the command is sent: a renewal that finds nothing from now on is no loss.

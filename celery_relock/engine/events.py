@@ -4,6 +4,7 @@ about who holds what, for errors, logs and the command line."""
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import time
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -11,7 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import LockLost
-from . import ids, platform
+from . import ids
 from .protocol import COOLDOWN, LINE, Answer, Conflict, Duplicate, Full, Passed
 
 if TYPE_CHECKING:
@@ -202,9 +203,7 @@ def label_of(work: str, task_id: str = "") -> str:
     if len(work) > _LONGEST_NAME:
         half = _LONGEST_NAME // 2
         work = f"{work[:half]}…{work[-half:]}"
-    return (
-        f"{work}[{task_id}] {_here(platform.pid)}" if task_id else f"{work} {_here(platform.pid)}"
-    )
+    return f"{work}[{task_id}] {_here(os.getpid())}" if task_id else f"{work} {_here(os.getpid())}"
 
 
 def describe_conflict(name: str, answer: Answer) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -35,6 +36,7 @@ from .protocol import (
 
 if TYPE_CHECKING:
     from .protocol import Answer, Backend, Full
+    from .wakeup import Inbox
 
 # The share of every lease by which a hold ends here before it ends on the server.
 MARGIN = 0.05
@@ -103,13 +105,16 @@ class Lease:
         self,
         claim: Claim,
         backend: Backend,
-        open_inbox: Callable[[], None] | None = None,
+        inbox: Inbox | None = None,
     ) -> None:
+        self.pid = os.getpid()
+        if self.pid != platform.begun_in:
+            platform.notice_fork()
         self.claim = claim
         self.backend = backend
         self.waiter_lease = min(claim.lease, WAITER_LEASE)
         self.on_lost: tuple[Callable[[], None], ...] = ()
-        self.open_inbox = open_inbox
+        self.open_inbox = None if inbox is None or inbox.started else inbox.start
         self.state = State.NEW
         self.fences: tuple[int, ...] = ()
         self.reentered: tuple[bool, ...] = ()
@@ -126,7 +131,6 @@ class Lease:
         self.thread: int | None = None
         self.successor: Successor | None = None
         self.reliers = 0
-        self.pid = platform.pid
         self._bell: threading.Lock | None = None  # few leases ever wait
         # The tokens of a grant whose message was faster than the answer "wait".
         self._granted_early: tuple[int, ...] = ()
@@ -137,7 +141,7 @@ class Lease:
 
     def is_here(self) -> bool:
         """Whether the call stack that runs now may be that of who acquired it."""
-        return self.pid == platform.pid
+        return self.pid == os.getpid()
 
     def limit_of(self, name: str) -> int:
         """How many permits this one of its locks has, or `SHARED`."""
@@ -398,7 +402,7 @@ class Lease:
     @property
     def remaining(self) -> float:
         """Seconds for which the hold is certain if nothing renews it; 0 if nothing is held."""
-        if self.state is not State.HELD or self.pid != platform.pid:
+        if self.state is not State.HELD or self.pid != os.getpid():
             return 0.0
         return max(0.0, self.deadline - time.monotonic())
 
@@ -414,7 +418,7 @@ class Lease:
 
         A forked child has a copy of its parent's leases and none of the holds.
         """
-        if self.pid != platform.pid:
+        if self.pid != os.getpid():
             return True
         if self.state is State.HELD and time.monotonic() < self.deadline:
             return False

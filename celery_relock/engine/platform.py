@@ -22,21 +22,27 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-#: The id of this process, also in a forked child, without a question to the kernel at each look.
-pid = os.getpid()
-
-
+#: The process in which everything here has begun. In a child that C code has forked, as uWSGI's
+#: does, that is the parent until `notice_fork`: Python's fork hooks do not run there.
+begun_in = os.getpid()
 _anew: WeakSet[Any] = WeakSet()
 
 
-def _forked() -> None:
-    global pid
-    pid = os.getpid()
+def _begin() -> None:
+    global begun_in
     for each in list(_anew):
         each._reset()
+    begun_in = os.getpid()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_begin)
+
+
+def notice_fork() -> None:
+    """Begin anew if nothing has begun in this process. To be called before something does."""
+    with _noticing:
+        if begun_in != os.getpid():
+            _begin()
 
 
 def anew_in_a_child(what: Any) -> None:
@@ -123,6 +129,9 @@ def for_with(lock: Any) -> Any:
     return type("ForWith", (), {"__enter__": enter, "__exit__": lock.__exit__})()
 
 
+_noticing = for_with(_original("RLock")())
+
+
 class Guard:
     """`with guard.lock:` around a few instructions.
 
@@ -156,6 +165,7 @@ class Pool:
         Raises:
             RuntimeError: the process is ending or has no thread to spare.
         """
+        notice_fork()
         with _guard.lock:  # each thread may have a loop
             if self._threads is None:
                 from concurrent.futures import ThreadPoolExecutor  # few processes need it

@@ -14,6 +14,7 @@ be sent twice, but for those in `ONCE`. `sentinel` and `cluster` say what differ
 from __future__ import annotations
 
 import math
+import os
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -136,7 +137,7 @@ class Connections:
         self._kind = kind
         self._options = dict(options)
         self._limit = limit
-        self._pid = platform.pid
+        self._pid = os.getpid()
         self._idle: deque[tuple[float, Any]] = deque()
         self._replicas = replicas
 
@@ -261,8 +262,9 @@ class Connections:
 
     def _take(self, within: float | None) -> tuple[Any, float | None]:
         """A connection, and for how many seconds it was idle; None if it is new."""
-        if self._pid != platform.pid:  # the idle connections are the parent's
-            self._idle, self._pid = deque(), platform.pid
+        if self._pid != os.getpid():  # the idle connections are the parent's
+            platform.notice_fork()
+            self._idle, self._pid = deque(), os.getpid()
         now = time.monotonic()
         while True:
             try:

@@ -46,6 +46,74 @@ def test_a_forked_child_holds_nothing_and_its_parent_keeps_everything(
     assert said == ["True"]
 
 
+def test_a_child_that_c_code_forks_keeps_its_own_locks_over_connections_of_its_own(
+    redis_url: str, namespace: str
+) -> None:
+    """As uWSGI forks its workers when it has loaded the app: Python's fork hooks do not run."""
+    said = programs.run(
+        """
+        import ctypes
+        from celery_relock.backends.redis.connections import Effort
+        from celery_relock.engine.events import label_of
+
+        def ours():
+            (answer,) = first.backend.transport.at("").ask([("CLIENT", "ID")], Effort())
+            return answer
+
+        first = engine()
+        mine = held(first, "a", seconds=30.0)
+        first.inbox.open()
+        theirs, heard = ours(), first.inbox.name
+        child = ctypes.PyDLL(None).fork()
+        if child == 0:
+            import signal
+            signal.alarm(30)
+            assert mine.lost and mine.remaining == 0
+            assert first.release(mine), "giving back what is not its own is nothing, and no error"
+            own = held(first, "b", seconds=1.5, label=label_of("child"))
+            (hold,) = first.inspect("b").holds
+            assert hold.label.endswith(f":{os.getpid()}"), hold
+            assert ours() != theirs
+            assert first.inbox.name != heard and own.open_inbox is not None
+            begun = own.renewed
+            while own.renewed == begun:
+                assert not own.lost
+                time.sleep(0.01)
+            assert first.release(own)
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert not mine.lost and ours() == theirs
+        say(first.release(mine))
+        """,
+        redis_url,
+        namespace,
+    )
+    assert said == ["True"]
+
+
+def test_coroutines_go_on_in_a_child_that_c_code_forks(redis_url: str, namespace: str) -> None:
+    said = programs.run(
+        """
+        import asyncio, ctypes
+        from celery_relock.asyncio import Lock
+
+        lock = Lock(engine(), "a")
+        async def is_locked():
+            return await asyncio.wait_for(lock.locked(), 20)
+
+        for _ in range(4):
+            asyncio.run(is_locked())  # its threads have begun
+        child = ctypes.PyDLL(None).fork()
+        if child == 0:
+            os._exit(7 if asyncio.run(is_locked()) is False else 1)
+        say(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        """,
+        redis_url,
+        namespace,
+    )
+    assert said == ["7"]
+
+
 def test_children_of_multiprocessing_take_turns_with_their_parent(
     redis_url: str, namespace: str
 ) -> None:
