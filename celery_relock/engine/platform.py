@@ -7,18 +7,21 @@ renewed all the same, so the keep-alive needs a thread of the operating system.
 from __future__ import annotations
 
 import _thread
+import atexit
 import os
+import queue
 import signal
 import sys
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
-from weakref import WeakSet
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from weakref import WeakSet, finalize
 
 from ..errors import LockConfigError
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future, ThreadPoolExecutor
+    from concurrent.futures import Future
 
 _T = TypeVar("_T")
 
@@ -94,6 +97,10 @@ def start_native_thread(target: Callable[[], None]) -> None:
     _original("start_new_thread")(_without_signals, (target,))
 
 
+def _green_thread(target: Callable[[], None]) -> None:
+    _thread.start_new_thread(target, ())
+
+
 def _without_signals(target: Callable[[], None]) -> None:
     block_signals()
     target()
@@ -148,16 +155,28 @@ class Guard:
         self.lock = for_with(_original("RLock")())
 
 
+_Calls: TypeAlias = "queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]"
+
+
 class Pool:
     """A few threads that make calls: at most so many at the same time; other calls wait for their
-    turn. Begins with the first call, and anew in a forked child."""
+    turn. Begins with the first call, and anew in a forked child. Its threads end with it, and the
+    process when all calls were made.
+
+    Not a ThreadPoolExecutor, which makes no more calls when the main thread has ended: a loop in
+    another thread goes on, and has locks to release.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
         anew_in_a_child(self)
+        _pools.add(self)
 
     def _reset(self) -> None:
-        self._threads: ThreadPoolExecutor | None = None
+        self._calls: _Calls = queue.SimpleQueue()
+        self._threads = 0
+        finalize(self, _end, self._calls, self._most).atexit = False
+        self._open: set[Future[Any]] = set()
 
     def submit(self, call: Callable[..., _T], *args: Any) -> Future[_T]:
         """Let a thread make a call as soon as one is free.
@@ -166,15 +185,58 @@ class Pool:
             RuntimeError: the process is ending or has no thread to spare.
         """
         notice_fork()
-        with _guard.lock:  # each thread may have a loop
-            if self._threads is None:
-                from concurrent.futures import ThreadPoolExecutor  # few processes need it
+        from concurrent.futures import Future  # few processes need it
 
+        work: Future[_T] = Future()
+        with _guard.lock:  # each thread may have a loop
+            if self._threads < self._most:
                 # gevent's are greenlets of the main thread, which is to have its signals.
-                begin = None if green() else block_signals
-                self._threads = ThreadPoolExecutor(self._most, "relock", begin)
-            threads = self._threads
-        return threads.submit(call, *args)
+                start = _green_thread if green() else start_native_thread
+                start(partial(_work, self._calls))  # without the pool, as it ends with that
+                self._threads += 1
+            self._open.add(work)
+            self._calls.put((work, partial(call, *args)))
+        work.add_done_callback(self._open.discard)
+        return work
+
+    def finish(self) -> None:
+        """Wait until all calls were made."""
+        if self._open:
+            from concurrent.futures import wait
+
+            wait(list(self._open))
+
+
+_pools: WeakSet[Pool] = WeakSet()
+
+
+@atexit.register
+def _finish() -> None:
+    # A release, say, of a task that was cancelled when its loop ended.
+    for pool in list(_pools):
+        pool.finish()
+
+
+def _end(calls: _Calls, threads: int) -> None:
+    for _ in range(threads):
+        calls.put(None)
+
+
+def _work(calls: _Calls) -> None:
+    while (given := calls.get()) is not None:
+        _make(*given)
+        del given  # whose engine has the pool
+
+
+def _make(work: Future[_T], call: Callable[[], _T]) -> None:
+    """Make a call, unless it was cancelled, and tell what it has come to."""
+    if not work.set_running_or_notify_cancel():
+        return
+    try:
+        work.set_result(call())
+    except BaseException as error:  # noqa: BLE001 - it is for who waits
+        work.set_exception(error)
+        del work  # which the error refers to by this frame
 
 
 _guard = Guard()

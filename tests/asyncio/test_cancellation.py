@@ -24,7 +24,7 @@ from celery_relock.engine.protocol import Claim, LockState
 from celery_relock.engine.renewal import keepalive
 from celery_relock.engine.wakeup import Inbox
 from celery_relock.errors import LockUnavailable
-from tests.support import RedisServer, wait_for
+from tests.support import RedisServer, programs, wait_for
 from tests.support.coroutines import run, until
 from tests.support.listening import subscribe
 from tests.support.proxy import Proxy
@@ -246,6 +246,39 @@ class Slow:
 
 def unreachable(*_: Any, **__: Any) -> None:
     raise LockUnavailable("no answer")
+
+
+def test_what_is_being_released_when_the_program_ends_is_released(
+    redis_url: str, namespace: str, state: State
+) -> None:
+    programs.run(
+        """
+        import asyncio, redis
+        from celery_relock.asyncio import Lock
+
+        async def hold(number, held):
+            async with Lock(URL, "a", namespace=NAMESPACE, limit=20):
+                held.set()
+                await asyncio.sleep(60)
+
+        async def main():
+            held = [asyncio.Event() for _ in range(20)]
+            tasks = [asyncio.create_task(hold(*each)) for each in enumerate(held)]
+            for each in held:
+                await each.wait()
+            redis.Redis.from_url(URL).client_pause(500)  # so most are not sent yet at the end
+            for _ in "12":
+                for task in tasks:
+                    task.cancel()
+                await asyncio.sleep(0)
+            # and asyncio.run cancels them once more
+
+        asyncio.run(main())
+        """,
+        redis_url,
+        namespace,
+    )
+    assert not state().holds
 
 
 def test_an_answer_that_comes_when_the_release_has_failed_is_not_renewed(

@@ -7,10 +7,16 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from celery_relock.engine.platform import for_with, native_lock
+from celery_relock.engine.platform import Pool, for_with, native_lock
+from tests.support import wait_for
+
+
+def native_threads() -> int:
+    return sum(1 for _ in Path("/proc/self/task").iterdir())
 
 
 class Struck(Exception):
@@ -57,3 +63,11 @@ def test_what_a_signal_handler_raises_leaves_no_lock_locked(strikes: list[bool])
         strikes.clear()
         assert not raw.locked()
     assert struck
+
+
+def test_the_threads_of_a_pool_end_with_it_also_after_a_call_that_had_it() -> None:
+    before, pool = native_threads(), Pool(2)
+    assert [pool.submit(native_threads).result() > before for _ in range(3)] == [True] * 3
+    assert pool.submit(lambda owner: owner is not None, pool).result()
+    del pool
+    wait_for(lambda: native_threads() <= before, what="the end of its threads")
