@@ -40,10 +40,11 @@ class TaskLease(Lease):
         unwanted: the acquire was cancelled, or failed. Whatever is heard later, nobody holds.
     """
 
-    __slots__ = ("_loop", "_ringing", "_task", "unwanted")
+    __slots__ = ("_engine", "_loop", "_ringing", "_task", "unwanted")
 
     def __init__(self, claim: Claim, engine: Engine, task: asyncio.Task[Any] | None) -> None:
         super().__init__(claim, engine.backend, engine.inbox)
+        self._engine = engine
         self._loop = weakref.ref(asyncio.get_running_loop())
         self._task = None if task is None else weakref.ref(task)
         self._ringing: asyncio.Future[None] | None = None
@@ -56,8 +57,7 @@ class TaskLease(Lease):
 
     @property
     def abandoned(self) -> bool:
-        loop = self._loop()
-        if self.unwanted or loop is None or loop.is_closed():
+        if self._acquirer_is_gone:
             return True
         # Another task may wait for the lock, for one that has ended since: that one is told then.
         if self.state is State.HELD and self._task is not None and not self.for_any_thread:
@@ -65,6 +65,19 @@ class TaskLease(Lease):
             if task is None or task.done():
                 return True
         return super().abandoned
+
+    @property
+    def _acquirer_is_gone(self) -> bool:
+        loop = self._loop()
+        return self.unwanted or loop is None or loop.is_closed()
+
+    def withdraw(self) -> bool:
+        if self.holder is not None or not self._acquirer_is_gone:
+            return False
+        self.unwanted = True
+        engine = self._engine
+        engine.calls.submit(engine.later.make, partial(engine.release, self))
+        return True
 
     def tell_release(self, before: State, *, lost: bool, had: bool) -> bool:
         # Nobody was told that it was acquired.

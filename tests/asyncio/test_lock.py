@@ -10,7 +10,7 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +119,40 @@ def test_a_loop_that_is_closed_with_its_tasks_is_forgotten_and_so_is_what_they_h
 
 
 _left: list[asyncio.Future[bool]] = []
+
+
+@pytest.mark.parametrize("how", ["the loop is closed", "the coroutine is closed"])
+@pytest.mark.parametrize("when", ["granted then", "asked before"])
+def test_what_a_coroutine_waited_for_that_does_not_go_on_is_the_next_ones(
+    lock: MakeLock, redis_url: str, namespace: str, state: State, how: str, when: str
+) -> None:
+    told: list[str] = []
+    holder, one = celery_relock.Lock(redis_url, "a", namespace=namespace), lock()
+    copy_context().run(holder.acquire)
+
+    async def wait() -> None:
+        acquiring.append(one.acquire())
+        _left.append(asyncio.ensure_future(acquiring[0]))
+        await until(lambda: state().waiting)
+
+    acquiring: list[Any] = []
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(asyncio.wait_for(wait(), 60))
+    end = subscribe(lambda event: told.append(event.kind), {"acquired", "released", "lost"})
+    if how == "the loop is closed":
+        loop.close()
+    else:
+        acquiring[0].close()
+    if when == "asked before":
+        keepalive.look_now(one._engine.backend)
+        wait_for(lambda: not state().waiting, what="its place to be given up")
+    holder.release()
+    with celery_relock.Lock(redis_url, "a", namespace=namespace, blocking_timeout=15):
+        assert state().holds
+    end()
+    assert told == ["released", "acquired", "released"]
+    loop.close()
+    _left.clear()
 
 
 def test_loops_of_several_threads_share_an_inbox_and_a_few_threads(
