@@ -94,16 +94,21 @@ def start_native_thread(target: Callable[[], None]) -> None:
         LockConfigError: see `refuse_eventlet`.
     """
     refuse_eventlet()
-    _original("start_new_thread")(_without_signals, (target,))
+    _original("start_new_thread")(_in_native_thread, (target,))
 
 
 def _green_thread(target: Callable[[], None]) -> None:
     _thread.start_new_thread(target, ())
 
 
-def _without_signals(target: Callable[[], None]) -> None:
+def _in_native_thread(target: Callable[[], None]) -> None:
     block_signals()
-    target()
+    try:
+        target()
+    finally:
+        if gevent := sys.modules.get("gevent"):
+            # The thread's own event loop, with its file descriptors, which nothing else ends.
+            gevent.get_hub().destroy(destroy_loop=True)
 
 
 def block_signals() -> None:

@@ -41,6 +41,34 @@ def test_greenlets_acquire_a_lock_in_turn_while_others_go_on(
     assert said == ["1 True True"]
 
 
+def test_a_native_thread_leaves_nothing_of_gevent_behind(redis_url: str, namespace: str) -> None:
+    said = programs.run(
+        """
+        import gc, redis
+        from celery_relock.engine.platform import start_native_thread
+
+        def ask():
+            with redis.Redis.from_url(URL) as client:
+                client.ping()
+
+        def ask_in_threads(number):
+            before = threads()
+            for _ in range(number):
+                start_native_thread(ask)
+            while threads() > before:
+                time.sleep(0.01)
+            gc.collect()
+            return len(os.listdir("/proc/self/fd"))
+
+        say(ask_in_threads(1) == ask_in_threads(5))
+        """,
+        redis_url,
+        namespace,
+        first=GEVENT,
+    )
+    assert said == ["True"]
+
+
 def test_a_lock_goes_from_one_process_to_a_greenlet_of_another(
     redis_url: str, namespace: str
 ) -> None:
