@@ -116,7 +116,7 @@ class AsyncEngine:
             if lease.may_hold and not isinstance(error, GeneratorExit):  # as of a closed loop
                 # Later, if not now: a frozen server may still execute what was not answered.
                 release = partial(self._engine.release, lease)
-                await asyncio.wait([self._begin_quietly(self._engine.later.make, release)])
+                await asyncio.wait([self._begin(self._engine.later.make, release)[1]])
             raise
 
     async def _acquire(self, lease: TaskLease, wait: float | None) -> Outcome:
@@ -188,22 +188,21 @@ class AsyncEngine:
 
     async def release(self, lease: Lease) -> bool:
         """As `Engine.release`. Cancelled, it releases all the same, and waits for that, unless the
-        task is cancelled again."""
+        task is cancelled again. If that fails, it is tried again, as nobody hears of it."""
         if not lease.may_hold:
             return True
-        released = self._begin_quietly(self._engine.release, lease)
+        work, released = self._begin(self._engine.release, lease)
         try:
             await asyncio.wait([released])
         except asyncio.CancelledError:
+            work.add_done_callback(partial(self._again, lease))
             await asyncio.wait([released])
             raise
         return released.result()
 
-    def _begin_quietly(self, call: Callable[..., _T], *args: Any) -> asyncio.Future[_T]:
-        _, begun = self._begin(call, *args)
-        # Else asyncio logs the error of a release that nobody waits for any more.
-        begun.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return begun
+    def _again(self, lease: Lease, work: Future[bool]) -> None:
+        if isinstance(work.exception(), LockUnavailable):
+            self._engine.later.add(partial(self._engine.release, lease))
 
     async def call(self, call: Callable[..., _T], *args: Any) -> _T:
         """What another call of the engine returns, made in a thread. Cancelled before a thread is
@@ -219,6 +218,8 @@ class AsyncEngine:
         work = self._engine.calls.submit(copy_context().run, call, *args)
         # Not `wrap_future`, which logs an error if the loop is closed by then.
         work.add_done_callback(partial(_tell, done, _settle, done))
+        # Else asyncio logs the error of a release that nobody waits for any more.
+        done.add_done_callback(lambda done: done.cancelled() or done.exception())
         return work, done
 
 

@@ -281,6 +281,30 @@ def test_what_is_being_released_when_the_program_ends_is_released(
     assert not state().holds
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_release_that_fails_when_its_task_was_cancelled_is_tried_again(
+    lock: MakeLock, state: State, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    async def main() -> None:
+        one = lock(timeout=300)
+        await one.acquire()
+        with monkeypatch.context() as away:
+            away.setattr(one._engine.backend, "release", unreachable)
+            slow = Slow(away, one._engine.backend, "release")
+            releasing = asyncio.ensure_future(one.release())
+            await asyncio.to_thread(slow.begun.wait, 30)
+            for _ in range(times):
+                releasing.cancel()
+                await asyncio.sleep(0)
+            slow.deliver()
+            with pytest.raises(asyncio.CancelledError):
+                await releasing
+            await asyncio.to_thread(until_it_has_made_its_calls, one._engine)
+        await asyncio.to_thread(wait_for, lambda: not state().holds)
+
+    run(main())
+
+
 def test_an_answer_that_comes_when_the_release_has_failed_is_not_renewed(
     lock: MakeLock, state: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
