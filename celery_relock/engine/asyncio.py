@@ -191,7 +191,9 @@ class AsyncEngine:
         task is cancelled again. If that fails, it is tried again, as nobody hears of it."""
         if not lease.may_hold:
             return True
-        work, released = self._begin(self._engine.release, lease)
+        # Here, not in the thread: who is cancelled until one is free has not lost the lock.
+        release = partial(self._engine.release, lease, given_up=lease.give_up())
+        work, released = self._begin(release)
         try:
             await asyncio.wait([released])
         except asyncio.CancelledError:

@@ -130,13 +130,16 @@ class Engine:
         ask = partial(self.backend.acquire, lease.claim, number, self.inbox.name)
         return ask() if step is Step.ASK_AGAIN else self._ask(lease, ask, queue=number > 0)
 
-    def release(self, lease: Lease, *, ended: bool = False) -> bool:
+    def release(
+        self, lease: Lease, *, ended: bool = False, given_up: tuple[State, bool] | None = None
+    ) -> bool:
         """Release what the lease has, or leave the hold to its successor. May be called in any
         state, and repeatedly.
 
         Args:
             ended: the execution is over, so a late copy of its message is told so for `remember`
                 seconds.
+            given_up: what `Lease.give_up` has returned, if that was called already.
 
         Returns:
             False if a hold had been lost before it was released.
@@ -145,11 +148,11 @@ class Engine:
             LockUnavailable: the server could not be told. The end of the lease frees the lock.
         """
         # A forked child has a copy of its parent's leases, and no say in them.
-        if not lease.may_hold or lease.pid != os.getpid():
+        if lease.pid != os.getpid() or not (given_up or lease.may_hold):
             return True
         try:
             # Before the command is sent: a renewal that finds nothing from now on is no loss.
-            before, lost = lease.give_up()
+            before, lost = given_up or lease.give_up()
             keepalive.discard(lease)
             doubtful = lease.repeated or before is State.ASKED
             what = "execution" if ended else "attempt" if doubtful else ""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from celery_relock.asyncio import Lock
 from celery_relock.engine import asyncio as engine_asyncio
@@ -303,6 +304,37 @@ def test_a_release_that_fails_when_its_task_was_cancelled_is_tried_again(
         await asyncio.to_thread(wait_for, lambda: not state().holds)
 
     run(main())
+
+
+def test_what_is_being_released_when_its_task_has_ended_is_not_lost(
+    lock: MakeLock, state: State, client: redis.Redis
+) -> None:
+    told: list[str] = []
+
+    async def hold(held: asyncio.Event) -> None:
+        async with lock(limit=20):
+            held.set()
+            await asyncio.sleep(60)
+
+    async def main() -> None:
+        held = [asyncio.Event() for _ in range(20)]
+        tasks = [asyncio.create_task(hold(each)) for each in held]
+        for each in held:
+            await each.wait()
+        client.client_pause(1000)
+        for _ in "123":
+            for task in tasks:
+                task.cancel()
+            await asyncio.sleep(0)
+        await asyncio.wait(tasks)
+        keepalive.look_now(lock()._engine.backend)
+        await asyncio.to_thread(wait_for, lambda: not state().holds)
+        await asyncio.to_thread(until_it_has_made_its_calls, lock()._engine)
+
+    end = subscribe(lambda event: told.append(event.kind), {"released", "lost"})
+    run(main())
+    end()
+    assert told == ["released"] * 20
 
 
 def test_an_answer_that_comes_when_the_release_has_failed_is_not_renewed(
