@@ -39,6 +39,12 @@ class Later:
             call()
         except LockUnavailable:
             self.add(call, entry)
+        except RelockError:
+            raise
+        except BaseException:
+            # A signal's, or the stack is full, which it is not in another thread.
+            self.add(call, entry)
+            raise
 
     def add(self, call: Callable[[], object], entry: Entry | None = None) -> None:
         """Make a call as soon as the backend can be asked again, in another thread.

@@ -5,11 +5,13 @@ from __future__ import annotations
 import inspect
 import os
 import pickle
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -442,3 +444,28 @@ def test_a_greenlet_shortens_a_lease_that_the_keep_alive_thread_has_renewed(
 
 def server_remaining(one: Lock) -> float:
     return one._engine.inspect("a").holds[0].remaining
+
+
+def test_a_stack_that_is_full_in_the_middle_of_an_acquire_leaves_no_hold(
+    lock: MakeLock, client: redis.Redis, namespace: str
+) -> None:
+    def down(frames: int, call: Callable[[], object]) -> None:
+        if frames:
+            down(frames - 1, call)
+        else:
+            call()
+
+    def use(one: Lock) -> None:
+        with one:
+            pass
+
+    use(lock())
+    room, failed = sys.getrecursionlimit() - len(inspect.stack(0)), 0
+    for left in range(100, 10, -1):  # the connection is kept until the first that fails
+        one = lock(name=f"n{left}", timeout=300)
+        try:
+            down(room - left, partial(use, one))
+        except RecursionError:
+            failed += 1
+    assert failed
+    wait_for(lambda: not client.keys(f"{namespace}:*:l:n*"), what="the last release")
