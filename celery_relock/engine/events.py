@@ -203,7 +203,7 @@ def label_of(work: str, task_id: str = "") -> str:
     if len(work) > _LONGEST_NAME:
         half = _LONGEST_NAME // 2
         work = f"{work[:half]}…{work[-half:]}"
-    return f"{work}[{task_id}] {_here(os.getpid())}" if task_id else f"{work} {_here(os.getpid())}"
+    return f"{work}{f'[{task_id}]' if task_id else ''} {_here(os.getpid())}"
 
 
 def describe_conflict(name: str, answer: Answer) -> str:

@@ -218,6 +218,7 @@ _pools: WeakSet[Pool] = WeakSet()
 @atexit.register
 def _finish() -> None:
     # A release, say, of a task that was cancelled when its loop ended.
+    notice_fork()  # the parent's calls are not made here
     for pool in list(_pools):
         pool.finish()
 
