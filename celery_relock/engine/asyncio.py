@@ -71,13 +71,14 @@ class TaskLease(Lease):
         loop = self._loop()
         return self.unwanted or loop is None or loop.is_closed()
 
-    def withdraw(self) -> bool:
-        if self.holder is not None or not self._acquirer_is_gone:
-            return False
+    @property
+    def unclaimed(self) -> bool:
+        return self.holder is None and self._acquirer_is_gone
+
+    def withdraw(self) -> None:
         self.unwanted = True
         engine = self._engine
         engine.calls.submit(engine.later.make, partial(engine.release, self))
-        return True
 
     def tell_release(self, before: State, *, lost: bool, had: bool) -> bool:
         # Nobody was told that it was acquired.

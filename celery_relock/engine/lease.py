@@ -165,10 +165,14 @@ class Lease:
         """Whether nobody is there any more who would release it."""
         return self.holder is not None and self.holder() is None
 
-    def withdraw(self) -> bool:
-        """It is abandoned. If nobody was told that it holds, and nobody will be, release it in
-        another thread, and return True."""
+    @property
+    def unclaimed(self) -> bool:
+        """Whether nobody was told that it holds, and nobody will be: what has it is to be withdrawn
+        at once."""
         return False
+
+    def withdraw(self) -> None:
+        """Release it in another thread, as it is unclaimed."""
 
     def switch(self, to: State, *allowed: State) -> bool:
         """Go to a state if the present one is among those allowed. True if it did."""

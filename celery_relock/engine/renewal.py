@@ -63,7 +63,7 @@ class KeepAlive:
         self._used = True
         if not self._running:
             self._start()
-        if lease.next_look < self._wake_at or lease.abandoned:
+        if lease.next_look < self._wake_at or lease.unclaimed:
             self._ring()
 
     def discard(self, lease: Lease) -> None:
@@ -206,7 +206,8 @@ class KeepAlive:
         for lease in self.leases():
             if lease.state is State.HELD and lease.lost:
                 self._lose(lease, "no renewal came through before the lease ran out")
-            elif lease.abandoned and lease.withdraw():
+            elif lease.unclaimed:
+                lease.withdraw()
                 self.discard(lease)
             elif lease.abandoned:
                 self._lose(lease, "it was dropped without being released")

@@ -100,11 +100,11 @@ class TestSetForward:
         desk.park("two")
         server.set_clock(HOUR)
         assert desk.resume() == ["one"]
-        assert desk.fence("one") > 0
-        desk.release("one")
+        assert desk.fence("one", "n2") > 0
+        desk.release("one", "n2")
         assert desk.out() == ["two"]
-        assert desk.fence("two") > 0
-        desk.release("two")
+        assert desk.fence("two", "n2") > 0
+        desk.release("two", "n2")
 
 
 class TestSetBack:
@@ -150,8 +150,8 @@ class TestSetBack:
         server.set_clock(-HOUR)
         desk.release("holder")
         assert desk.out() == ["one"]
-        assert desk.fence("one") > 0
-        desk.release("one")
+        assert desk.fence("one", "n2") > 0
+        desk.release("one", "n2")
 
 
 def test_a_lock_that_was_deleted_by_hand_is_free_and_its_line_moves_on(
@@ -163,8 +163,8 @@ def test_a_lock_that_was_deleted_by_hand_is_free_and_its_line_moves_on(
     server.set_clock(-HOUR)
     desk.client.delete(desk.keys.lock("a"))
     assert desk.leave("newcomer").messages[0].execution_id == "parked"
-    assert desk.fence("parked") > 0
-    desk.release("parked")
+    assert desk.fence("parked", "n2") > 0
+    desk.release("parked", "n2")
     assert waiter.runs.release(waiter.entered())
     assert desk.resume() == ["newcomer"]
     desk.withdraw("newcomer")
@@ -218,8 +218,8 @@ class TestSetBackWhenSomebodyDied:
         desk.resume()  # as every worker does each second
         server.set_clock(-HOUR)
         wait_for(lambda: desk.resume() == ["one"])
-        assert desk.fence("one") > 0
-        desk.release("one")
+        assert desk.fence("one", "n2") > 0
+        desk.release("one", "n2")
 
     def test_a_message_that_got_lost_is_sent_again(self, server: RedisServer, desk: Desk) -> None:
         desk.fence("holder")
@@ -229,8 +229,8 @@ class TestSetBackWhenSomebodyDied:
         desk.resume()
         server.set_clock(-HOUR)
         wait_for(lambda: desk.resume() == ["one"])
-        assert desk.fence("one") > 0
-        desk.release("one")
+        assert desk.fence("one", "n2") > 0
+        desk.release("one", "n2")
 
     def test_a_parked_execution_waits_no_longer_than_it_may(
         self, server: RedisServer, desk: Desk

@@ -71,6 +71,8 @@ class MemoryDesk(Desk):
 
     def lapse_place(self, run: str, name: str = "a", **facts: Any) -> None:
         place = self.backend.state.locks[name].queue[run]
+        if "line" in facts:
+            facts["ends"] = facts.pop("line")["ends"]
         for fact, value in (facts or {"expiry": 1}).items():
             setattr(place, fact, value if fact == "sent" else value / 1000)
 
@@ -84,6 +86,8 @@ class MemoryDesk(Desk):
             facts["sent"] = place.sent
         if place.arrived:
             facts["arrived"] = True
+        if place.ordered:
+            facts["line"] = {"ends": int(place.ends * 1000)}
         return {
             "attempt": place.attempt_id,
             "inbox": place.inbox,

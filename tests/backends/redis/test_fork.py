@@ -57,7 +57,8 @@ def test_a_child_that_c_code_forks_keeps_its_own_locks_over_connections_of_its_o
         from celery_relock.engine.events import label_of
 
         def ours():
-            (answer,) = first.backend.transport.at("").ask([("CLIENT", "ID")], Effort())
+            links = first.backend.transport.at(first.backend.keys.meta())
+            (answer,) = links.ask([("CLIENT", "ID")], Effort())
             return answer
 
         first = engine()
