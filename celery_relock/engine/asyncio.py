@@ -19,7 +19,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
 
-from ..errors import LockUnavailable
+from ..errors import LockUnavailable, RelockError
 from . import platform
 from .engine import Engine, Step, acquiring
 from .lease import Lease, State
@@ -73,12 +73,14 @@ class TaskLease(Lease):
 
     @property
     def unclaimed(self) -> bool:
-        return self.holder is None and self._acquirer_is_gone
+        # Under gevent a greenlet would make the call, in the loop of the thread that asks.
+        return self.holder is None and self._acquirer_is_gone and not platform.green()
 
     def withdraw(self) -> None:
         self.unwanted = True
         engine = self._engine
-        engine.calls.submit(engine.later.make, partial(engine.release, self))
+        with suppress(RuntimeError):  # no thread to spare: its lease ends it
+            engine.calls.submit(engine.later.make, partial(engine.release, self))
 
     def tell_release(self, before: State, *, lost: bool, had: bool) -> bool:
         # Nobody was told that it was acquired.
@@ -194,7 +196,11 @@ class AsyncEngine:
             return True
         # Here, not in the thread: who is cancelled until one is free has not lost the lock.
         release = partial(self._engine.release, lease, given_up=lease.give_up())
-        work, released = self._begin(release)
+        try:
+            work, released = self._begin(release)
+        except RuntimeError:  # no thread to spare: who asks may try again
+            lease.switch(State.ASKED, State.RELEASED)
+            raise
         try:
             await asyncio.wait([released])
         except asyncio.CancelledError:
@@ -204,7 +210,7 @@ class AsyncEngine:
         return released.result()
 
     def _again(self, lease: Lease, work: Future[bool]) -> None:
-        if isinstance(work.exception(), LockUnavailable):
+        if isinstance(work.exception(), RelockError):
             self._engine.later.add(partial(self._engine.release, lease))
 
     async def call(self, call: Callable[..., _T], *args: Any) -> _T:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ..errors import LockUnavailable, RelockError
 from .crash import Entry, journal
@@ -15,8 +16,18 @@ from .platform import anew_in_a_child, for_with
 # kept for that moment. What they would have freed ends by itself, only later.
 _AGAIN, _MOST = 0.5, 10_000
 # How soon one that has refused is asked again, and for how long: a password is being changed, or a
-# right was taken away by mistake.
+# right was taken away by mistake. Meanwhile the other calls are made.
 _REFUSED_AGAIN, _REFUSED_FOR = 2.0, 600.0
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """`due`: not before, by the monotonic clock; `refused_since`: 0 if it was not refused yet."""
+
+    call: Callable[[], object]
+    entry: Entry | None
+    due: float = 0.0
+    refused_since: float = 0.0
 
 
 class Later:
@@ -29,7 +40,7 @@ class Later:
 
     def _reset(self) -> None:
         # The parent's thread makes the calls that a forked child has copies of.
-        self._calls: list[tuple[Callable[[], object], Entry | None, float]] = []
+        self._calls: list[_Call] = []
         self._is_running = False
         self._guard = for_with(threading.Lock())
 
@@ -56,7 +67,7 @@ class Later:
             journal.note(_key(entry), entry)
         with self._guard:
             if len(self._calls) < _MOST:
-                self._calls.append((call, entry, time.monotonic()))
+                self._calls.append(_Call(call, entry))
             else:
                 logger.warning("too much has failed without Redis: not all of it is made up for")
             if self._is_running:
@@ -69,29 +80,41 @@ class Later:
             logger.warning("what failed without Redis is not made up for yet: %s", error)
 
     def _run(self) -> None:
+        early = 0  # how many in a row were not due
         while True:
-            (call, entry, since), again = self._calls[0], False
-            try:
-                call()
-            except LockUnavailable:
-                again = True
-                time.sleep(_AGAIN)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the others are made
-                again = isinstance(error, RelockError) and time.monotonic() - since < _REFUSED_FOR
-                if again:
-                    time.sleep(_REFUSED_AGAIN)
-                else:
-                    logger.exception("what failed cannot be made up for")
-            if entry is not None and not again:
-                journal.remove(_key(entry))
+            made = self._calls[0]
+            is_early = made.due > time.monotonic()
+            early = early + 1 if is_early else 0
+            again = is_early or self._try(made)
             with self._guard:
                 del self._calls[0]
                 if again:
                     # Behind the others, which may be for another node of a cluster.
-                    self._calls.append((call, entry, since))
+                    self._calls.append(made)
                 if not self._calls:
                     self._is_running = False
                     return
+            if early >= len(self._calls):
+                time.sleep(_AGAIN)
+                early = 0
+
+    def _try(self, made: _Call) -> bool:
+        """Make a call. Returns whether it is to be made again."""
+        now = time.monotonic()
+        try:
+            made.call()
+        except LockUnavailable:
+            time.sleep(_AGAIN)
+            return True
+        except Exception as error:  # noqa: BLE001 - whatever it is, the others are made
+            made.refused_since = made.refused_since or now
+            made.due = now + _REFUSED_AGAIN
+            if isinstance(error, RelockError) and now - made.refused_since < _REFUSED_FOR:
+                return True
+            logger.exception("what failed cannot be made up for")
+        if made.entry is not None:
+            journal.remove(_key(made.entry))
+        return False
 
 
 def _key(entry: Entry) -> str:

@@ -43,9 +43,10 @@ os.register_at_fork(after_in_child=_begin)
 
 def notice_fork() -> None:
     """Begin anew if nothing has begun in this process. To be called before something does."""
-    with _noticing:
-        if begun_in != os.getpid():
-            _begin()
+    if begun_in != os.getpid():
+        with _noticing:
+            if begun_in != os.getpid():
+                _begin()
 
 
 def anew_in_a_child(what: Any) -> None:
@@ -197,8 +198,12 @@ class Pool:
             if self._threads < self._most:
                 # gevent's are greenlets of the main thread, which is to have its signals.
                 start = _green_thread if green() else start_native_thread
-                start(partial(_work, self._calls))  # without the pool, as it ends with that
-                self._threads += 1
+                try:
+                    start(partial(_work, self._calls))  # without the pool, as it ends with that
+                    self._threads += 1
+                except RuntimeError:
+                    if not self._threads:  # else those that are there make it
+                        raise
             self._open.add(work)
             self._calls.put((work, partial(call, *args)))
         work.add_done_callback(self._open.discard)

@@ -55,7 +55,16 @@ from .delivery import delivery_of
 from .events import show
 from .message import header_of, moment, note, running_request
 from .parking import park_request, sent_again
-from .states import Dropped, Late, SentAgain, Waits, show_blocked, stored, stores_no_result
+from .states import (
+    Dropped,
+    Late,
+    SentAgain,
+    Waits,
+    is_acknowledged,
+    show_blocked,
+    stored,
+    stores_no_result,
+)
 
 # Seconds until a message is sent again for the first time, and the longest pause it grows to.
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0
@@ -112,9 +121,9 @@ def obtain(attempt: Attempt) -> Held | None:
             if held is not None:
                 return held
             continue
-        except (SoftTimeLimitExceeded, LockConfigError):
+        except (SoftTimeLimitExceeded, LockConfigError) as error:
             # The task fails with this error, so it must not run later.
-            _end_waiting(attempt)
+            _end_waiting(attempt, error)
             raise
         except LockUnavailable as error:
             pause = _without_redis(attempt, error)
@@ -140,7 +149,7 @@ def _without_redis(attempt: Attempt, error: LockUnavailable) -> float | None:
     if pause is not None:
         _try_later(attempt, pause, error)
         return pause
-    _end_waiting(attempt)
+    _end_waiting(attempt, None if policy == "run" else error)
     if policy == "run":
         how = f"it RUNS WITHOUT ITS LOCK (lock_on_unavailable='run'): {error}"
         attempt.lease.tell("unprotected", how)
@@ -166,19 +175,22 @@ def _has_failed(task: Any, message: Any) -> bool:
     return isinstance(found["result"], LockUnavailable | LockConfigError)
 
 
-def _end_waiting(attempt: Attempt) -> None:
+def _end_waiting(attempt: Attempt, error: Exception | None) -> None:
     """The execution ends here, or goes on without its lock, so it must not run again later.
 
     Whether it is parked cannot be known while Redis cannot be reached.
     """
     if attempt.message is not None and attempt.lease.state is not State.HELD:
-        withdraw_later(attempt.engine, attempt.lease.claim.execution_id)
+        # One that is rejected may be brought back, and is to run then.
+        remember = None if is_acknowledged(attempt.task, error) else 0.0
+        withdraw_later(attempt.engine, attempt.lease.claim.execution_id, remember)
 
 
-def withdraw_later(engine: Engine, execution_id: str) -> None:
-    """Take a message out of its queues for good; not here, as Redis can be silent."""
+def withdraw_later(engine: Engine, execution_id: str, remember: float | None = None) -> None:
+    """Take a message out of its queues for good; not here, as Redis can be silent. `remember` as
+    for `Parking.withdraw`."""
     kept = kept_for(engine.backend, execution_id)
-    engine.later.add(partial(engine.parking.withdraw, execution_id), kept)
+    engine.later.add(partial(engine.parking.withdraw, execution_id, remember), kept)
 
 
 def _refuse(attempt: Attempt, answer: Conflict | Duplicate, error: Exception) -> NoReturn:
@@ -607,15 +619,17 @@ def release(engine: Engine, lease: Lease, *, ended: bool) -> None:
         with suppress(Exception):
             engine.release(lease, ended=ended)
     except RelockError as error:
+        # What was refused has not acquired.
+        again = asked and (held or lease.successor or isinstance(error, LockUnavailable))
         logger.log(
             logging.WARNING if held else logging.DEBUG,
             "Cannot release the lock %s, %sits lease ends it within %.0f s: %s",
             _named(lease),
-            "trying again; " if asked else "",
+            "trying again; " if again else "",
             lease.claim.lease,
             error,
         )
-        if asked:
+        if again:
             engine.later.add(partial(_release_again, engine, lease, ended, held))
     except BaseException:
         # Thrown in from outside. First the lock: nobody would release it later.

@@ -145,10 +145,13 @@ class Resumer:
     def _live(self) -> None:
         self._warn()
         outage = Outage("looking for parked tasks")
+        # In a cluster the server that is told can be another one than those that are asked.
+        untold = Outage("telling which resume queues are consumed")
         while not self._stopped:
             pause = LOOK_EVERY * ids.chance.uniform(0.8, 1.2)  # not all workers at once
-            with outage:
+            with untold:
                 self._announce()
+            with outage:
                 if waiting := self._waiting():
                     self._engine.backend.arrived(waiting, TRIP)
                 due = self._look()
