@@ -17,7 +17,7 @@ from celery_relock.engine import later as later_module
 from celery_relock.engine.engine import Engine
 from celery_relock.engine.later import Later
 from celery_relock.engine.protocol import Parked, ParkRequest
-from celery_relock.errors import LockUnavailable
+from celery_relock.errors import LockConfigError, LockUnavailable
 from celery_relock.worker.conflict import end_unexecuted
 from tests.support import programs, wait_for
 from tests.support.proxy import Proxy
@@ -44,6 +44,17 @@ def test_executions_that_end_while_redis_is_away_leave_the_line_when_it_is_back(
     proxy.accept()
     wait_for(lambda: other.engine.inspect("a").waiting == 0, what="an empty line")
     other.release(holder)
+
+
+def test_what_redis_refuses_keeps_back_nothing_else() -> None:
+    def refused() -> None:
+        raise LockConfigError("NOPERM")
+
+    later, made = Later(), threading.Event()
+    for _ in range(30):
+        later.add(refused)
+    later.add(made.set)
+    assert made.wait(20)  # not after two seconds for each
 
 
 def test_a_call_that_fails_for_another_reason_does_not_keep_back_those_behind_it(
@@ -142,7 +153,7 @@ def test_what_a_process_was_to_free_when_it_ended_is_freed_by_the_reaper_of_its_
         from urllib.parse import urlsplit
         from celery_relock.engine.crash import Reaper
         from celery_relock.engine.protocol import KEPT, Parked, ParkRequest, Successor
-        from celery_relock.errors import LockUnavailable
+        from celery_relock.errors import LockConfigError, LockUnavailable
         from celery_relock.worker.conflict import end_unexecuted, withdraw_later
         from tests.support.proxy import Proxy
 

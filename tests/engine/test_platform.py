@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from celery_relock.engine import platform
 from celery_relock.engine.platform import Pool, for_with, native_lock
 from tests.support import wait_for
 
@@ -71,3 +72,19 @@ def test_the_threads_of_a_pool_end_with_it_also_after_a_call_that_had_it() -> No
     assert pool.submit(lambda owner: owner is not None, pool).result()
     del pool
     wait_for(lambda: native_threads() <= before, what="the end of its threads")
+
+
+def test_a_pool_makes_do_with_the_threads_that_it_could_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The system has no more of them to spare."""
+    pool = Pool(4)
+    pool.submit(int).result(10)
+
+    def refuse(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(platform, "start_native_thread", refuse)
+    assert pool.submit(int, "7").result(10) == 7
+    with pytest.raises(RuntimeError):
+        Pool(4).submit(int)
