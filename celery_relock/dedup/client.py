@@ -54,6 +54,11 @@ class Call(NamedTuple):
     names: tuple[str, ...]
     marker: Marker
 
+    @property
+    def lines(self) -> list[str]:
+        """Where it has a place (`lock_order`)."""
+        return [LINE + name for name in self.names] if self.options.order else []
+
 
 # --- LockedTask.apply_async -----------------------------------------------------------------------
 
@@ -127,9 +132,8 @@ def _send_once(
         logger.error("%s is sent without looking for duplicates: %s", call.task.name, error)
         return publish()
     if there is not None:
-        if there.repeated and call.options.order:  # it may still get a place
-            line = [LINE + name for name in call.names]
-            call.engine.later.add(partial(end_unexecuted, call.engine, line, execution_id))
+        if there.repeated and call.lines:  # it may still get a place
+            call.engine.later.add(partial(end_unexecuted, call.engine, call.lines, execution_id))
         return _answer(call, there, task_id)
     try:
         says = {DEDUP: list(call.marker), "execution_id": execution_id}
@@ -232,8 +236,7 @@ def _revoke(call: Call, old: Found, task_id: str) -> None:
     """The message of a call that was replaced stays where it is, and comes to nothing there."""
     engine = call.engine
     remember = max(old.remaining, engine.remember)
-    lines = [LINE + name for name in call.names] if call.options.order else []
-    end_unexecuted(engine, [*call.names, *lines], old.execution_id, remember)
+    end_unexecuted(engine, [*call.names, *call.lines], old.execution_id, remember)
     show_revoked(call.task, old.task_id, f"replaced by {task_id}")
 
 

@@ -30,7 +30,7 @@ from ..engine.engine import Engine
 from ..engine.events import logger
 from ..engine.outage import Outage
 from ..engine.protocol import Notice
-from ..errors import RelockError
+from ..errors import LockUnavailable, RelockError
 from .message import HEADER, parse
 from .parking import SUFFIX, channel, come_back, home, is_amqp, resume_queue
 
@@ -145,13 +145,12 @@ class Resumer:
     def _live(self) -> None:
         self._warn()
         outage = Outage("looking for parked tasks")
-        # In a cluster the server that is told can be another one than those that are asked.
-        untold = Outage("telling which resume queues are consumed")
         while not self._stopped:
             pause = LOOK_EVERY * ids.chance.uniform(0.8, 1.2)  # not all workers at once
-            with untold:
-                self._announce()
             with outage:
+                # In a cluster the server that is told can be another one than those that are asked.
+                with suppress(LockUnavailable):
+                    self._announce()
                 if waiting := self._waiting():
                     self._engine.backend.arrived(waiting, TRIP)
                 due = self._look()

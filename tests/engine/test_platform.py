@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -88,3 +89,25 @@ def test_a_pool_makes_do_with_the_threads_that_it_could_begin(
     assert pool.submit(int, "7").result(10) == 7
     with pytest.raises(RuntimeError):
         Pool(4).submit(int)
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # Python 3.12, on purpose
+def test_a_forked_child_waits_for_no_thread_of_its_parent() -> None:
+    is_in, over = threading.Event(), threading.Event()
+
+    def notice() -> None:
+        with platform._noticing:
+            is_in.set()
+            over.wait(30)
+
+    thread = threading.Thread(target=notice)
+    thread.start()
+    assert is_in.wait(10)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(10)
+        platform.notice_fork()
+        os._exit(7)
+    over.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

@@ -142,11 +142,16 @@ def test_what_redis_refuses_at_release_is_released_when_it_does_no_more(worker, 
     worker.wait_for_log(rf"The lock .*account:{account}.* is released now")
 
 
-def test_a_parked_one_that_fails_as_redis_refuses_does_not_run_later(worker, account, refuses):
+@pytest.mark.parametrize("task", ["raises", "is_rejected"])
+def test_a_parked_one_that_fails_as_redis_refuses_does_not_run_later(
+    worker, account, locks, refuses, task
+):
+    """But where its message is rejected, the broker may bring it back, and then it is to run."""
     name, other = f"account:{account}", f"other{account}"
     with lock_of(worker, name):
-        result = worker.module.raises.delay(account)
+        result = getattr(worker.module, task).delay(account)
         wait_until_parked(worker, name)
+        (parked,) = state_of(worker, name).waiters
         worker.module.holds.delay(other)
         _inside(worker, other)
     wait_until_requeued(worker)
@@ -157,6 +162,8 @@ def test_a_parked_one_that_fails_as_redis_refuses_does_not_run_later(worker, acc
     refuses(False)
     wait_for(lambda: not state_of(worker, name).parked, what="its message to be gone")
     assert not worker.journal.events("inside", account=account)
+    memory = list(locks.client().scan_iter(match=f"*:d:{parked.execution_id}"))
+    assert len(memory) == (0 if task == "is_rejected" else 1)
 
 
 def test_the_scripts_are_sent_again_after_script_flush(worker, account, locks):

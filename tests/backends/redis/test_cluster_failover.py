@@ -21,6 +21,7 @@ from celery_relock.engine.lease import Lease, State
 from celery_relock.engine.protocol import Claim, Held, Message, Parked, ParkRequest, Queued
 from celery_relock.engines import engine_for
 from celery_relock.errors import LockUnavailable
+from celery_relock.worker.resuming import Resumer
 from tests.support import wait_for
 from tests.support.cluster import ClusterServers, is_sharded
 from tests.support.fenced import Fenced
@@ -290,6 +291,41 @@ def test_a_master_with_what_all_locks_share_keeps_up_none_of_the_others(
     wait_for(cluster.is_well, timeout=30)
     cluster.set_coverage(full=True)
     assert not new.engine.backend.consumed("a channel")
+
+
+def test_workers_go_on_looking_while_the_master_is_gone_that_they_tell_what_they_consume(
+    cluster: ClusterServers, runs: Callable[..., Runs], namespace: str
+) -> None:
+    keys = Keys(namespace, BUCKETS)
+    first = next(f"n{i}" for i in range(1000) if keys.bucket(f"n{i}") == 0)
+    gone = cluster.master_of_lock(first, namespace)
+    name = next(
+        f"n{i}" for i in range(40) if cluster.master_of_lock(f"n{i}", namespace) is not gone
+    )
+    one, two = runs(), runs()
+    two.engine.parking.sender = outbox = Outbox()
+    holder, parked = one.held(name, lease=60.0), two.lease(name)
+    assert isinstance(two.engine.park(parked, ParkRequest("text", "h", "t")), Parked)
+    replicas = cluster.replicas_of(gone)
+    cluster.set_coverage(full=False)
+    for node in (*replicas, gone):
+        node.kill()
+    resumer = Resumer(two.engine, tuple, tuple)
+    resumer.start()
+    try:
+        assert one.release(holder)  # in a process that cannot publish it
+
+        def is_sent() -> bool:
+            resumer.consumes(["a channel"])  # as the worker's main loop says again and again
+            return outbox.sent == [parked.claim.execution_id]
+
+        wait_for(is_sent, timeout=30)
+    finally:
+        resumer.stop()
+        for node in (gone, *replicas):
+            node.restart(keep_data=True)
+    wait_for(cluster.is_well, timeout=30)
+    cluster.set_coverage(full=True)
 
 
 def test_a_hold_whose_master_is_gone_for_good_is_lost_and_told(

@@ -27,6 +27,13 @@ def raises(self, account):
     return work(self, account)
 
 
+@app.task(
+    base=LockedTask, bind=True, lock_key=KEY, acks_late=True, acks_on_failure_or_timeout=False
+)
+def is_rejected(self, account):
+    return work(self, account)
+
+
 @app.task(base=LockedTask, bind=True, lock_key=KEY, lock_on_unavailable="retry", max_retries=0)
 def comes_back(self, account):
     return {**work(self, account), "retries": self.request.retries}
