@@ -38,9 +38,8 @@ local is_parked = redis.call('HEXISTS', prefix .. 'parked', execution) == 1
 local is_free = #keys == 3 and not is_parked and redis.call('EXISTS', tombstone, first, queue, ends) == 0
 
 -- The short way: one lock that nobody holds or waits for, and an execution that is not parked. Nearly every
--- call is of this kind, and this takes a quarter of the time of the code below, which spends most of its time
--- in defining functions. The result is the same (tests/lua/test_short_ways_same.py). lib/base explains
--- next_fence and record.
+-- call is of this kind, and this takes a quarter of the time of the code below. The result is the same
+-- (tests/lua/test_short_ways_same.py). lib/base explains next_fence and record.
 if is_free then
   local time = redis.call('TIME')
   local micros = tonumber(time[1]) * 1000000 + tonumber(time[2])
@@ -56,7 +55,7 @@ if is_free then
   return { ok = 'HELD ' .. fence .. ' 0' }
 end
 
--- Uses: lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/lines, lib/turns, lib/claim
+-- Uses: lib/module, lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/lines, lib/turns, lib/claim
 
 local call = Call.begin(meta)
 call.by = execution .. ' ' .. attempt
@@ -92,6 +91,7 @@ local me = {
   locks = locks,
   limits = limits,
   asked = asked,
+  is_parked = is_parked,
 }
 
 local function hold(lock, fence)
@@ -226,14 +226,15 @@ local function answer()
   if blocked and not asked then
     return busy(blocked)
   end
-  local path = blocked and Deadlock.path(call, execution, wanted.locks, wanted.limits, asked.stuck)
+  local stuck = blocked and asked.stuck
+  local path = stuck and Deadlock.path(call, execution, wanted.locks, wanted.limits, stuck)
   if path then
     Claim.leave_other_places(me, {})
     return { 'DEADLOCK', unpack(path) }
   end
   -- Who waits for a hold that cannot end before this execution has the lock would wait for ever ahead of it.
-  for i, lock in ipairs(blocked and locks or {}) do
-    if ahead[i] and Deadlock.is_behind_itself(call, execution, lock, limits[i], asked.stuck) then
+  for i, lock in ipairs(stuck and locks or {}) do
+    if ahead[i] and Deadlock.is_behind_itself(call, execution, lock, limits[i], stuck) then
       ahead[i], me.passes = false, true
     end
   end
@@ -261,7 +262,9 @@ end
 
 local reply = answer()
 -- Only now: what this execution has left must be free to others, and what it has acquired must not.
-Turns.promote_others(call)
+if #call.to_promote > 0 then
+  Turns.promote_others(call)
+end
 for _, each in ipairs(reply[1] == 'PARKED' and call.messages or {}) do
   table.insert(reply, each)
 end

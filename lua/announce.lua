@@ -4,7 +4,7 @@
 -- ARGV[2] life: ms, how long the worker counts without another note; 0 removes it
 -- Reply {count, …}: how many workers consume each channel now
 -- Keeps: a message is published to a channel only if somebody consumes the channel, or did a moment ago
--- Uses: lib/base
+-- Uses: lib/module, lib/base
 
 local channels = KEYS
 local worker, life = ARGV[1], tonumber(ARGV[2])

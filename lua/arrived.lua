@@ -4,7 +4,7 @@
 -- ARGV[2] executions: ids with spaces between, the executions of the messages
 -- Reply {OK}: noted, of those that are parked in this bucket
 -- Keeps: a message that has arrived is not published again while its worker lives
--- Uses: lib/publish, lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked
+-- Uses: lib/publish, lib/module, lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked
 
 local meta = KEYS[1]
 local life, executions = tonumber(ARGV[1]), ARGV[2]

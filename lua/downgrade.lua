@@ -8,7 +8,7 @@
 -- Reply {JOINED, index}: nothing has changed: others hold this lock as well, and rely on it
 -- Reply {LOST}: nothing has changed: the attempt does not hold all of the locks
 -- Keeps: a hold that others have re-entered stays exclusive; the first waiters get in first; sent twice it acts once
--- Uses: lib/publish, lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/lines, lib/turns
+-- Uses: lib/publish, lib/module, lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/lines, lib/turns
 
 local meta, keys = KEYS[1], KEYS
 local execution, attempt, homes = ARGV[1], ARGV[2], ARGV[3]

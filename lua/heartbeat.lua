@@ -6,7 +6,7 @@
 -- Reply {{WAIT, rank, ms}, …}: still queued; look again after ms, when the next lease ends
 -- Reply {{LOST}, …}: no hold and no place: the lease ran out, or the key is foreign
 -- Keeps: a lost wake-up delays by one heartbeat; waiters find a dead holder; a foreign key hurts its own lock alone
--- Uses: lib/publish, lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/lines, lib/turns
+-- Uses: lib/publish, lib/module, lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/lines, lib/turns
 
 local meta, keys, claims = KEYS[1], KEYS, ARGV
 local call = Call.begin(meta)
@@ -20,7 +20,9 @@ local function keep_place(beat)
   if waiter and not waiter.parked and waiter.attempt == beat.attempt and waiter.expiry > call.now then
     waiter.expiry, waiter.life = call.now + beat.wait, beat.wait
     Queue.write(call, lock, beat.execution, waiter)
-    Deadlock.keep(call, waiter)
+    if waiter.stuck then
+      Deadlock.keep(call, waiter)
+    end
     beat.waiter = waiter
   end
 end

@@ -20,7 +20,7 @@
 -- Reply {BUSY, index, ms, fence, owner, label, waiting, parked, shared, kept}: another call has the marker, as in acquire; no place
 -- Reply {ENDED}: the execution has ended already
 -- Keeps: tickets rise in the order of the commands, or of the times that calls are due; a duplicate takes no place; sent twice it acts once
--- Uses: lib/base
+-- Uses: lib/module, lib/base, lib/call, lib/holds
 
 local meta, tombstone, lock = KEYS[1], KEYS[2], KEYS[3]
 local queue, waiters, messages, sent, due_at = KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
@@ -85,8 +85,6 @@ if not keys[9] then
   return take_place()
 end
 local marker_hold, lease, who = options[8], tonumber(options[9]), options[10]
-
--- Uses: lib/call, lib/holds
 
 local marker = Holds.open(Call.begin(meta), keys[9])
 local oldest, holder = Holds.oldest(marker)

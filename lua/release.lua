@@ -37,7 +37,7 @@ if by == attempt and redis.call('EXISTS', queue, ends) == 0 then
   return { ok = 'RELEASED 1' }
 end
 
--- Uses: lib/base, lib/call, lib/holds
+-- Uses: lib/module, lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/lines, lib/turns
 
 local call = Call.begin(meta)
 call.home, call.by = homes, execution .. ' ' .. attempt
@@ -110,7 +110,6 @@ if not is_queued and successors == '' then
 end
 
 -- Somebody waits, perhaps this execution itself, or has to come.
--- Uses: lib/deadlock, lib/queue, lib/parked, lib/lines, lib/turns
 
 local function leave_queue(lock)
   local waiter = lock.queued and Queue.waiter(lock, execution)

@@ -3,7 +3,7 @@
 -- ARGV[1..] execution attempt lease longer: id, id, ms, 1 or 0: whether never to shorten the lease; such words per key
 -- Reply {1 or 0, …}: per key, 1 renewed, 0 lost
 -- Keeps: a hold that was released, or whose lease has run out, is never brought back; a foreign key hurts its own lock alone
--- Uses: lib/base
+-- Uses: lib/module, lib/base
 
 local keys, claims = KEYS, ARGV
 local now = math.floor(Base.micros() / 1000)

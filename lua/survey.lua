@@ -5,7 +5,7 @@
 -- ARGV[3] only: ids with spaces between, the executions whose holds to return instead of the first few; empty for these
 -- Reply {ms, {held, waiting, parked, holds, waiters}, …}: server's time; per lock how many, and the first; {error} for a foreign key
 -- Keeps: reads only, and of a lock with many holds or waiters no more than it returns
--- Uses: lib/base
+-- Uses: lib/module, lib/base
 
 local locks, most_holds, most_waiters, only = KEYS, tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
 local now = math.floor(Base.micros() / 1000)

@@ -5,7 +5,7 @@
 -- Reply {ms, execution, name, position, ticket, place, message}: server's time; its place; the message, empty if awaited
 -- Reply {ms}: it has no place
 -- Keeps: reads only
--- Uses: lib/base
+-- Uses: lib/module, lib/base
 
 local parked, sent, task = KEYS[1], KEYS[2], ARGV[1]
 local now = math.floor(Base.micros() / 1000)

@@ -7,7 +7,7 @@
 -- Reply {WITHDRAWN, execution, name, message, …}: it has left its queues; messages to resume
 -- Reply {GONE}: it was not parked; or its execution has begun, and only its message can come again
 -- Keeps: a revoked or expired execution holds up nobody
--- Uses: lib/publish, lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/lines, lib/turns
+-- Uses: lib/publish, lib/module, lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/lines, lib/turns
 
 local meta, tombstone = KEYS[1], KEYS[2]
 local execution, remember, homes = ARGV[1], tonumber(ARGV[2]), ARGV[3]

@@ -109,3 +109,5 @@ function Base.decoded(record)
   local is_ours = fine and type(waiter) == 'table' and waiter.attempt and tonumber(waiter.expiry)
   return is_ours and waiter or nil
 end
+
+return Base

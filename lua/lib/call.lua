@@ -22,3 +22,5 @@ function Call.begin(meta)
     untold = {},
   }
 end
+
+return Call

@@ -19,6 +19,14 @@ function Claim.other_attempt(me)
   return left, text, true
 end
 
+-- The lock and the place where the execution is parked, if it was when the call began.
+local function parked_place(me)
+  if me.is_parked then
+    return Parked.find(me.call, me.execution)
+  end
+  return nil
+end
+
 -- The lock for which this very attempt has parked its message, if the message has not come back since. What
 -- asks now is a late copy of the attempt's command, and must acquire nothing: nobody hears the reply.
 function Claim.parked_at(me)
@@ -81,7 +89,7 @@ end
 
 -- An execution that has come back for other locks must acquire none of the old ones meanwhile.
 local function note_leaving(me)
-  local lock, waiter = Parked.find(me.call, me.execution)
+  local lock, waiter = parked_place(me)
   if lock and not is_in_line(me, lock) and not is_for(me, lock, waiter) then
     me.call.leaving = me.execution
   end
@@ -137,7 +145,7 @@ function Claim.leave_other_places(me, locks)
       end
     end
   end
-  leave(Parked.find(me.call, me.execution))
+  leave(parked_place(me))
   for _, lock in ipairs(me.locks) do
     leave(lock, lock.queued and Queue.waiter(lock, me.execution))
   end
@@ -162,12 +170,14 @@ end
 
 local function enter(me, wanted, waiter, before_all)
   -- An older parked message can be for another broker, or its patience can be over.
-  local lock, before = Parked.find(me.call, me.execution)
+  local lock, before = parked_place(me)
   if lock then
     Queue.unpark(me.call, Queue.wanted(me.call, lock, before), me.execution, before)
   end
   Queue.enter(me.call, wanted.locks, me.execution, waiter, before_all or me.passes)
-  Deadlock.note(me.call, me.execution, waiter, wanted.locks[1].name)
+  if waiter.stuck then
+    Deadlock.note(me.call, me.execution, waiter, wanted.locks[1].name)
+  end
 end
 
 function Claim.wait(me, wanted)
@@ -208,3 +218,5 @@ function Claim.park(me, wanted, is_copy)
   end
   Parked.settle(me.call, asked.home)
 end
+
+return Claim

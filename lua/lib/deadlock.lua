@@ -18,9 +18,9 @@ local function life(call, waiter)
 end
 
 -- `waiter.stuck` has the holds that cannot end before this waiter has its locks: those of its own call
--- stack, and of its workflow lock.
+-- stack, and of its workflow lock. A waiter without any has no notes, and its call needs nothing of this.
 function Deadlock.note(call, execution, waiter, name)
-  for _, hold in ipairs(waiter.stuck or {}) do
+  for _, hold in ipairs(waiter.stuck) do
     local key = notes(call, hold)
     if redis.call('HLEN', key) < NOTED then
       redis.call('HSET', key, execution, name)
@@ -31,13 +31,13 @@ end
 
 -- A heartbeat has kept the place, so the notes live on.
 function Deadlock.keep(call, waiter)
-  for _, hold in ipairs(waiter.stuck or {}) do
+  for _, hold in ipairs(waiter.stuck) do
     Base.outlive(life(call, waiter), notes(call, hold))
   end
 end
 
 function Deadlock.forget(call, execution, waiter)
-  for _, hold in ipairs(waiter.stuck or {}) do
+  for _, hold in ipairs(waiter.stuck) do
     redis.call('HDEL', notes(call, hold), execution)
   end
 end
@@ -186,7 +186,7 @@ end
 -- The cycle, if waiting for these locks would never end: a lock, the label of its holder, the lock that
 -- this holder waits for, and so on to a hold of the execution that asks. Nil if the wait can end.
 function Deadlock.path(call, execution, locks, limits, stuck)
-  for i, lock in ipairs(stuck and locks or {}) do
+  for i, lock in ipairs(locks) do
     local search = begin(stuck, false)
     local path = lock_path(call, search, lock, is_kept_out(call, lock, execution, limits[i]))
     if path then
@@ -198,6 +198,7 @@ end
 
 -- Whether an execution that is behind others in a queue is among those whom they wait for.
 function Deadlock.is_behind_itself(call, execution, lock, limit, stuck)
-  local search = stuck and begin(stuck, true)
-  return search and place_path(call, search, lock, execution, limit)
+  return place_path(call, begin(stuck, true), lock, execution, limit)
 end
+
+return Deadlock

@@ -435,3 +435,5 @@ function Holds.is_reentered(lock, execution, claim)
   end
   return false
 end
+
+return Holds

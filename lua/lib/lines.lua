@@ -201,3 +201,5 @@ function Lines.succeed(call, lock, execution, hold, label, gap)
   redis.call('HSET', call.prefix .. 'sent', execution, lock.name, '#' .. task, execution)
   Base.outlive(line.ends - call.now, call.prefix .. 'sent')
 end
+
+return Lines

@@ -195,3 +195,5 @@ function Parked.find(call, execution)
   end
   return lock, waiter
 end
+
+return Parked

@@ -114,7 +114,9 @@ function Queue.leave(call, lock, execution, waiter)
     redis.call('ZREM', each.queue, execution)
     redis.call('HDEL', each.waiters, execution)
   end
-  Deadlock.forget(call, execution, waiter or {})
+  if waiter and waiter.stuck then
+    Deadlock.forget(call, execution, waiter)
+  end
   Queue.unpark(call, wanted, execution, waiter)
   if Queue.is_line(lock) and redis.call('EXISTS', lock.queue) == 0 then
     redis.call('ZREM', call.prefix .. 'due', 'l ' .. lock.name)
@@ -233,3 +235,5 @@ end
 function Queue.behind_itself(call, lock, execution, waiter)
   return waiter.parked and Queue.holds_any(Queue.wanted(call, lock, waiter), execution)
 end
+
+return Queue

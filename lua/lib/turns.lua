@@ -206,7 +206,9 @@ end
 local function promote(call, lock, caller)
   nothing_promised(lock)
   local ahead = (Queue.is_line(lock) and Lines.serve or serve)(call, lock, caller)
-  Parked.schedule(call, lock)
+  if redis.call('EXISTS', lock.messages) == 1 or Queue.is_line(lock) then
+    Parked.schedule(call, lock)
+  end
   return ahead
 end
 
@@ -250,3 +252,5 @@ function Turns.withdraw(call, execution)
   end
   return true
 end
+
+return Turns

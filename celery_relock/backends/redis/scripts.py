@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 FOLDER = Path(__file__).parents[2] / "lua"
 _USES = re.compile(r"^-- Uses: (?P<parts>.+)$", re.MULTILINE)
+_MODULE = re.compile(r"^return (?P<name>[A-Z]\w+)\n\Z", re.MULTILINE)
 
 
 class Script(NamedTuple):
@@ -39,7 +40,7 @@ def scripts(variant: str = "server") -> Mapping[str, Script]:
         variant: `server` or `cluster`. They differ in how they publish a message and find out
             whether somebody listens (`lib/publish*.lua`).
     """
-    parts = {f"lib/{path.stem}": path.read_text("utf-8") for path in FOLDER.glob("lib/*.lua")}
+    parts = {f"lib/{path.stem}": _part(path.read_text("utf-8")) for path in FOLDER.glob("lib/*.lua")}
     if variant != "server":
         parts["lib/publish"] = parts[f"lib/publish_{variant}"]
     return {path.stem: _script(path, parts) for path in sorted(FOLDER.glob("*.lua"))}
@@ -48,6 +49,12 @@ def scripts(variant: str = "server") -> Mapping[str, Script]:
 def uses(text: str) -> list[str]:
     """The shared parts that a script uses, in their order."""
     return [part.strip() for line in _USES.finditer(text) for part in line["parts"].split(",")]
+
+
+def _part(text: str) -> str:
+    """A shared part as a script contains it: one that returns a table is a module."""
+    found = _MODULE.search(text)
+    return f"local {found['name']} = module(function()\n{text}end)\n" if found else text
 
 
 def _script(path: Path, parts: Mapping[str, str]) -> Script:
