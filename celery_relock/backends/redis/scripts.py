@@ -40,7 +40,7 @@ def scripts(variant: str = "server") -> Mapping[str, Script]:
         variant: `server` or `cluster`. They differ in how they publish a message and find out
             whether somebody listens (`lib/publish*.lua`).
     """
-    parts = {f"lib/{path.stem}": _part(path.read_text("utf-8")) for path in FOLDER.glob("lib/*.lua")}
+    parts = {f"lib/{path.stem}": _part(path) for path in FOLDER.glob("lib/*.lua")}
     if variant != "server":
         parts["lib/publish"] = parts[f"lib/publish_{variant}"]
     return {path.stem: _script(path, parts) for path in sorted(FOLDER.glob("*.lua"))}
@@ -51,8 +51,9 @@ def uses(text: str) -> list[str]:
     return [part.strip() for line in _USES.finditer(text) for part in line["parts"].split(",")]
 
 
-def _part(text: str) -> str:
+def _part(path: Path) -> str:
     """A shared part as a script contains it: one that returns a table is a module."""
+    text = path.read_text("utf-8")
     found = _MODULE.search(text)
     return f"local {found['name']} = module(function()\n{text}end)\n" if found else text
 
