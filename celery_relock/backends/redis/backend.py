@@ -427,19 +427,17 @@ class RedisBackend:
         script, found = self._scripts[verb], [None] * len(renewals)
         parts = self._parts(renewals)
         calls = [call([renewals[index] for index in part]) for part in parts]
-        # Under gevent the connections of the keep-alive thread are that thread's alone.
-        renewing = within is not None and not once
+        effort = Effort(within, once, renewing=within is not None and not once)
         if within is None and self.transport.buckets == 1:
             outcomes = [self.transport.run(script, *each)[0] for each in calls]
         else:
-            outcomes = self.transport.run_each(script, calls, Effort(within, once), renewing)
+            outcomes = self.transport.run_each(script, calls, effort)
         for part, its_call, outcome in zip(parts, calls, outcomes, strict=True):
             lines = outcome
             if isinstance(outcome, TryAgainError) and verb == "renew":
                 # While a slot moves, its keys are at two nodes, so each key needs its own call.
                 single = [call([renewals[index]]) for index in part]
-                effort = Effort(within, once)
-                replies = self.transport.run_each(script, single, effort, renewing)
+                replies = self.transport.run_each(script, single, effort)
                 lines = [reply_of(each)[0] for each in replies]
             elif isinstance(outcome, Exception) and within is None:
                 lines, *_ = self.transport.run(script, *its_call)  # with the transport's patience

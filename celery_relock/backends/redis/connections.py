@@ -103,6 +103,8 @@ class Effort:
     Attributes:
         within: seconds for each answer, if fewer than the connection's own timeout.
         once: whether to send the command once only, over a new connection, which cannot be stale.
+        renewing: whether the keep-alive thread calls. Under gevent a socket belongs to its thread,
+            so that thread has connections of its own.
         unheard: how many tries were not answered and can have been executed. A try that failed to
             connect was not executed; an error of the server is an answer.
         sent: when the last try was sent (`time.monotonic()`). A lease counts from then.
@@ -110,6 +112,7 @@ class Effort:
 
     within: float | None = None
     once: bool = False
+    renewing: bool = False
     unheard: int = 0
     sent: float = 0.0
 
@@ -123,8 +126,7 @@ class Connections:
         options: the keywords of that class.
         replicas: how many replicas must have a hold before it is valid.
         limit: seconds for a connect and for an answer, for the connections of the keep-alive
-            thread. That thread has its own list, because under gevent a socket belongs to the
-            thread that created it.
+            thread.
     """
 
     def __init__(
@@ -406,11 +408,8 @@ class Transport(ABC):
         return self.PATIENCE
 
     @abstractmethod
-    def run_each(
-        self, script: Script, calls: Sequence[Call], effort: Effort, renewing: bool = False
-    ) -> list[Any]:
-        """The outcome of each call, a reply or an error. A failed call is not repeated. `renewing`:
-        the keep-alive thread calls."""
+    def run_each(self, script: Script, calls: Sequence[Call], effort: Effort) -> list[Any]:
+        """The outcome of each call, a reply or an error. A failed call is not repeated."""
 
     @abstractmethod
     def at(self, key: str) -> Connections:
@@ -446,10 +445,8 @@ class Server(Transport):
         # How often a command found out that its server is a replica now.
         self._moves = 0
 
-    def run_each(
-        self, script: Script, calls: Sequence[Call], effort: Effort, renewing: bool = False
-    ) -> list[Any]:
-        links = self._renewals if renewing else self._work
+    def run_each(self, script: Script, calls: Sequence[Call], effort: Effort) -> list[Any]:
+        links = self._renewals if effort.renewing else self._work
         try:
             found = links.call(script, calls, effort)
         except FAULTS as error:
