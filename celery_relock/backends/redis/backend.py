@@ -408,11 +408,11 @@ class RedisBackend:
                 translate(heard),
             )
 
-    def _parts(self, renewals: Sequence[Renewal]) -> list[list[int]]:
-        """The indexes of the renewals for each call: of one bucket, `BATCH` at most."""
-        of_bucket: dict[int, list[int]] = {}
-        for index, renewal in enumerate(renewals):
-            of_bucket.setdefault(self.keys.bucket(renewal.name), []).append(index)
+    def _parts(self, renewals: Sequence[Renewal]) -> list[list[Renewal]]:
+        """The renewals for each call: of one bucket, `BATCH` at most."""
+        of_bucket: dict[int, list[Renewal]] = {}
+        for renewal in renewals:
+            of_bucket.setdefault(self.keys.bucket(renewal.name), []).append(renewal)
         return [x[i : i + BATCH] for x in of_bucket.values() for i in range(0, len(x), BATCH)]
 
     def _in_batches(
@@ -424,26 +424,24 @@ class RedisBackend:
         once: bool = False,
     ) -> list[Any]:
         """One line of a reply for each renewal."""
-        script, found = self._scripts[verb], [None] * len(renewals)
-        parts = self._parts(renewals)
-        calls = [call([renewals[index] for index in part]) for part in parts]
+        script, parts = self._scripts[verb], self._parts(renewals)
+        calls = list(map(call, parts))
         effort = Effort(within, once, renewing=within is not None and not once)
         if within is None and self.transport.buckets == 1:
             outcomes = [self.transport.run(script, *each)[0] for each in calls]
         else:
             outcomes = self.transport.run_each(script, calls, effort)
+        found: dict[Renewal, Any] = {}
         for part, its_call, outcome in zip(parts, calls, outcomes, strict=True):
             lines = outcome
             if isinstance(outcome, TryAgainError) and verb == "renew":
                 # While a slot moves, its keys are at two nodes, so each key needs its own call.
-                single = [call([renewals[index]]) for index in part]
-                replies = self.transport.run_each(script, single, effort)
+                replies = self.transport.run_each(script, [call([each]) for each in part], effort)
                 lines = [reply_of(each)[0] for each in replies]
             elif isinstance(outcome, Exception) and within is None:
                 lines, *_ = self.transport.run(script, *its_call)  # with the transport's patience
-            for index, line in zip(part, reply_of(lines), strict=True):
-                found[index] = line
-        return found
+            found.update(zip(part, reply_of(lines), strict=True))
+        return [found[renewal] for renewal in renewals]
 
     def _buckets(self) -> range:
         return range(self.keys.buckets)
