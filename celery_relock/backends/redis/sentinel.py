@@ -136,16 +136,12 @@ class Finder:
 
     def look(self) -> None:
         """Find the master again if the last look is long ago. A failure leaves the address."""
-        if self.is_due():
-            with suppress(*FAULTS, RelockError):
-                self.find(_LOOK_WITHIN)
-
-    def is_due(self) -> bool:
-        """Whether `look` would ask the Sentinels."""
         # A look in vain can cost a command half a second. At first it is soon made up for, as the
         # Sentinels are slow while they have a failover.
         pause = min(2.0 ** min(self._failed, 4), _LOOK_LATER) if self._failed else LOOK_EVERY
-        return time.monotonic() - self._looked >= pause
+        if time.monotonic() - self._looked >= pause:
+            with suppress(*FAULTS, RelockError):
+                self.find(_LOOK_WITHIN)
 
     def _ask_all(self, each: float) -> tuple[list[Vote], dict[Address, Exception], set[str]]:
         """The votes of the Sentinels, until more than half have a usable one: a single Sentinel can
