@@ -281,30 +281,24 @@ class Lease:
                 return self.state is State.ASKED and self._hold(answer.sent or sent)
         if isinstance(answer, Queued):
             self.reentered = (False,) * len(self.claim.names)
-            return self.queued(sent, answer.recheck)
+            with _guard.lock:
+                return self.state is State.ASKED and self._queue(sent, answer.recheck)
         # A parked message is no longer this process's. Else the state stays "asked" while a copy of
         # the command may still come, and acquire the lock for nobody.
         if isinstance(answer, Parked) or not self.repeated:
             self.switch(State.NEW, State.ASKED)
         return False
 
-    def queued(self, sent: float, recheck: float) -> bool:
-        """The server gave the claim a place in the queue, in answer to a command sent at `sent`.
-
-        In `recheck` seconds the next lease of the lock ends, which is worth a look; 0 if none does.
-        The message of the grant comes on another connection and may have been faster.
-        """
-        with _guard.lock:
-            if self.state is not State.ASKED:
-                return False
-            self.state = State.WAITING
-            self._expect(sent, recheck)
-            if self._granted_early:
-                self._grant(self._granted_early, known=len(self.claim.names) == 1)
-            return True
+    def _queue(self, sent: float, recheck: float) -> bool:
+        self.state = State.WAITING
+        self._expect(sent, recheck)
+        if self._granted_early:  # the message of the grant, on another connection, was faster
+            self._grant(self._granted_early, known=len(self.claim.names) == 1)
+        return True
 
     def wait_on(self, sent: float, recheck: float) -> None:
-        """The server kept the place, see `queued`."""
+        """The server kept the place, as it says in answer to a command that was sent at `sent`. In
+        `recheck` seconds the next lease of the lock ends, which is worth a look; 0 if none does."""
         with _guard.lock:
             if self.state is State.WAITING:
                 self._expect(sent, recheck)
