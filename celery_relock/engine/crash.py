@@ -239,9 +239,7 @@ def process_name(pid: int) -> str:
     Raises:
         OSError: there is no such process.
     """
-    stat = Path(f"/proc/{pid}/stat").read_text()
-    # The name of the program is in brackets and may hold anything (proc(5)); start is field 22.
-    return f"{pid}-{stat.rpartition(')')[2].split()[19]}"
+    return f"{pid}-{_stat(pid)[19]}"
 
 
 def alive(name: str) -> bool:
@@ -250,12 +248,17 @@ def alive(name: str) -> bool:
     Raises:
         OSError: nobody can tell. To take the process for dead would free its locks under it.
     """
-    pid = name.partition("-")[0]
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        stat = _stat(pid := name.partition("-")[0])
     except (FileNotFoundError, ProcessLookupError):
         return False
     return f"{pid}-{stat[19]}" == name and stat[0] not in "ZX"
+
+
+def _stat(pid: int | str) -> list[str]:
+    """What /proc tells of a process, from its state on: that is field 3, and its start 22."""
+    # The name of the program is in brackets and may hold anything (proc(5)).
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def read(path: Path) -> Iterator[Entry]:
