@@ -281,17 +281,17 @@ def _of_cluster(
     url: str, ssl: Any, given: dict[str, Any], shown: str, replicas: Replicas
 ) -> Cluster:
     scheme, _, rest = url.strip().partition("://")
-    hosts = re.split("[/?#]", rest.rpartition("@")[2], maxsplit=1)[0]
+    hosts = _hosts(url.strip())
     if not hosts or "://" in rest:
         raise LockConfigError(
             f"{shown} is not the URL of a cluster, such as "
             "redis+cluster://user:password@node1:6379,node2:6379"
         )
     secure = scheme.lower().partition("+")[0]
-    login, tail = rest.rpartition("@")[:2], rest.rpartition("@")[2][len(hosts) :]
+    login, at, there = rest.rpartition("@")
     seeds, options = [], {}
     for each in hosts.split(","):
-        options = _options(f"{secure}://{''.join(login)}{each}{tail}", ssl, shown)
+        options = _options(f"{secure}://{login}{at}{each}{there[len(hosts) :]}", ssl, shown)
         seeds.append(Node(options["host"], options["port"]))
     if options["db"]:
         raise LockConfigError(f"{shown}: a cluster has only database 0. Leave the number out")
@@ -434,7 +434,7 @@ def _check_tls(options: Mapping[str, Any], shown: str) -> None:
 
 def _hosts(url: str) -> str:
     """Host and port of a URL, even if they are not well formed."""
-    return re.split("[/?]", url.partition("://")[2].rpartition("@")[2], maxsplit=1)[0]
+    return re.split("[/?#]", url.partition("://")[2].rpartition("@")[2], maxsplit=1)[0]
 
 
 def _number(given: Mapping[str, Any], name: str, default: float | None, shown: str) -> Any:
