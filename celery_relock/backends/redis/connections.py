@@ -22,12 +22,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-from redis import CredentialProvider
-from redis.exceptions import ConnectionError as NoConnection
 from redis.exceptions import NoScriptError, ResponseError
 from redis.exceptions import TimeoutError as AnswerTimeout
 
-from ...engine import events, platform
+from ...engine import platform
 from ...engine.protocol import Notice
 from ...errors import LockConfigError, LockUnavailable
 from .errors import FAULTS, TooFewReplicas, demoted, note_address, passes, translate
@@ -241,8 +239,6 @@ class Connections:
         """A new connection, outside of the list. It connects when it is used. `within`: seconds for
         its connect and each answer, if fewer than its own timeouts."""
         options = {**self._options, **address}
-        if provider := options.get("credential_provider"):
-            options["credential_provider"] = _Provider(provider)
         if least := min(filter(None, (within, self._limit)), default=None):
             for name in ("socket_timeout", "socket_connect_timeout"):
                 options[name] = min(options[name], least)
@@ -288,21 +284,6 @@ class Connections:
                 idle.popleft()[1].disconnect()
         except IndexError:  # another thread was faster
             return
-
-
-class _Provider(CredentialProvider):
-    """A provider of credentials. While it fails, Redis cannot be reached."""
-
-    def __init__(self, provider: CredentialProvider) -> None:
-        self._provider = provider
-
-    def get_credentials(self) -> Any:
-        try:
-            return self._provider.get_credentials()
-        except Exception as error:
-            if events.is_thrown_in(error) or isinstance(error, FAULTS):
-                raise
-            raise NoConnection(f"the credential provider failed: {error!r}") from error
 
 
 def _read(link: Any, within: float | None) -> Any:

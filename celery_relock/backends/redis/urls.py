@@ -25,10 +25,12 @@ from redis.connection import URL_QUERY_ARGUMENT_PARSERS
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
+from ...engine import events
 from ...engine.protocol import LONGEST
 from ...errors import LockConfigError
 from .cluster import FAILOVER, Cluster, Node, Remap
 from .connections import NONE, Connections, Replicas, Server, Transport
+from .errors import FAULTS
 from .sentinel import Finder, ToMaster, Watched
 
 _Made = TypeVar("_Made", bound=Transport)
@@ -214,6 +216,9 @@ def _kind(options: Mapping[str, Any]) -> tuple[type[Any], dict[str, Any]]:
     names = ("driver_info",) if hasattr(redis, "DriverInfo") else ("lib_name", "lib_version")
     kwargs |= dict.fromkeys(names)
     kwargs["db"] = str(options["db"]) if options.get("db") else 0  # 0 is not sent
+    provider = kwargs.get("credential_provider")
+    if provider and not isinstance(provider, _Provider):  # that of a client
+        kwargs["credential_provider"] = _Provider(lambda: provider)
     return kind, kwargs
 
 
@@ -371,20 +376,27 @@ def _refuse_misspelt(name: str, shown: str) -> None:
 def _provider(dotted: str) -> Any:
     """An object that provides credentials for each connection. Celery's URLs name its class."""
     module, _, name = dotted.replace(":", ".").rpartition(".")
-    return _Named(getattr(import_module(module), name))
+    return _Provider(getattr(import_module(module), name))
 
 
-class _Named(CredentialProvider):
-    """The provider of a URL, made when it is first asked: what it asks itself may be away."""
+class _Provider(CredentialProvider):
+    """A provider of credentials, made when it is first asked: what it asks itself may be away. Then
+    Redis cannot be reached."""
 
-    def __init__(self, kind: Callable[[], CredentialProvider]) -> None:
-        self._kind = kind
+    def __init__(self, make: Callable[[], CredentialProvider]) -> None:
+        self._make = make
         self._made: CredentialProvider | None = None
 
     def get_credentials(self) -> Any:
-        if self._made is None:
-            self._made = self._kind()
-        return self._made.get_credentials()
+        try:
+            if self._made is None:
+                self._made = self._make()
+            return self._made.get_credentials()
+        except Exception as error:
+            if events.is_thrown_in(error) or isinstance(error, FAULTS):
+                raise
+            said = f"the credential provider failed: {error!r}"
+            raise redis.ConnectionError(said) from error
 
 
 def _tls(
