@@ -35,9 +35,8 @@ from .sentinel import Finder, ToMaster, Watched
 
 _Made = TypeVar("_Made", bound=Transport)
 
-# redis-py reads these in a URL as text before 8.
-_NUMBERS = dict.fromkeys(("ssl_min_version",), int)
-_PARSERS: Mapping[str, Any] = {**_NUMBERS, **URL_QUERY_ARGUMENT_PARSERS}
+# redis-py reads the first in a URL as text before 8.
+_PARSERS: Mapping[str, Any] = {"ssl_min_version": int, **URL_QUERY_ARGUMENT_PARSERS}
 
 _SOCKETS = ("unix", "socket", "redis+socket")
 _SCHEMES = ("redis", "rediss", "sentinel", "redis+cluster", "rediss+cluster", *_SOCKETS)
