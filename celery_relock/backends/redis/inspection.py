@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...engine import ids
-from ...engine.inspection import LockInfo, ParkedMessage, Waiter, holder_of, told_by
+from ...engine.events import told_by
+from ...engine.inspection import LockInfo, ParkedMessage, Waiter, holder_of
 from ...engine.protocol import KEPT, SHARED, HoldInfo
 from .connections import Command, Connections, Effort, Transport
 from .errors import reply_of
