@@ -160,7 +160,7 @@ class KeepAlive:
         # Those that answer come first. After one that does not, they may be due again: with several
         # silent servers, or nodes of a cluster, their leases would otherwise wait for all of these.
         for call in sorted(due, key=turn):
-            if not self._guarded(call, due[call]):
+            if not self._make(call, due[call]):
                 break
         return self._next(now)
 
@@ -190,17 +190,16 @@ class KeepAlive:
         tries = self._outages.setdefault(leases[0].backend, {})
         return tries.setdefault(call, Outage("renewing leases", _aside))
 
-    def _guarded(self, call: _Call, leases: list[Lease]) -> bool:
+    def _make(self, call: _Call, leases: list[Lease]) -> bool:
         """Make a call. False if nobody has answered."""
         verb, backend, outage = call[0], leases[0].backend, self._outage(call, leases)
         with outage:  # whatever it is, it is tried again until the deadline
             asked = [(lease, lease.renewals()) for lease in leases]
             sent = time.monotonic()  # from now on it counts
             every = [each for _, renewals in asked for each in renewals]
-            found = iter(
-                getattr(backend, verb)(every, within=self._patience(sent, outage.failures))
-            )
-            told = self._renewed if verb == "renew" else self._beaten
+            patience = self._patience(sent, outage.failures)
+            found = iter(getattr(backend, verb)(every, within=patience))
+            told = self._renewal_answered if verb == "renew" else self._heartbeat_answered
             for lease, renewals in asked:
                 answers = [next(found) for _ in renewals]
                 # Else it was released meanwhile, and another attempt has followed.
@@ -231,10 +230,10 @@ class KeepAlive:
             lease.due = again + min(1.0, lease.waiter_lease / 15)
         self._tell_losses()  # what comes next may take as long
 
-    def _renewed(
+    def _renewal_answered(
         self, lease: Lease, renewals: Sequence[Renewal], sent: float, answers: Sequence[bool]
     ) -> None:
-        """A renewal came back for a lease."""
+        """The renewal of a lease came back."""
         # A name that is not in the claim any more was released meanwhile.
         gone = [each.name for each, kept in zip(renewals, answers, strict=True) if not kept]
         if not set(gone).isdisjoint(lease.claim.names):
@@ -242,7 +241,7 @@ class KeepAlive:
         elif not lease.renew(sent, renewals[0].lease) and lease.lost:
             self._lose(lease, "its renewal was answered after the lease had run out")
 
-    def _beaten(
+    def _heartbeat_answered(
         self,
         lease: Lease,
         renewals: Sequence[Renewal],

@@ -203,7 +203,7 @@ def test_a_lock_that_is_not_left_to_a_retry_is_not_missed_by_a_renewal_on_its_wa
     lease = one.held("a", "b")
     renewals, sent = lease.renewals(), time.monotonic()
     lease.narrow((True, False))
-    keepalive._renewed(lease, renewals, sent, [True, False])
+    keepalive._renewal_answered(lease, renewals, sent, [True, False])
     assert not lease.lost
-    keepalive._renewed(lease, renewals, sent, [False, True])
+    keepalive._renewal_answered(lease, renewals, sent, [False, True])
     assert lease.lost
