@@ -101,12 +101,7 @@ class Lease:
         "waits_since", "work",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        claim: Claim,
-        backend: Backend,
-        inbox: Inbox | None = None,
-    ) -> None:
+    def __init__(self, claim: Claim, backend: Backend, inbox: Inbox | None = None) -> None:
         self.pid = os.getpid()
         if self.pid != platform.begun_in:
             platform.notice_fork()

@@ -19,13 +19,7 @@ from weakref import WeakKeyDictionary
 from .events import logger, wanted
 from .lease import LONG, Lease, State
 from .outage import Outage, Say
-from .platform import (
-    SideThread,
-    anew_in_a_child,
-    for_with,
-    native_lock,
-    start_native_thread,
-)
+from .platform import SideThread, anew_in_a_child, for_with, native_lock, start_native_thread
 from .protocol import Backend, Held, Notice, Queued, Renewal
 
 # How early a lease may be renewed to share a call with another lease.

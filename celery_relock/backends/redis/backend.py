@@ -349,10 +349,7 @@ class RedisBackend:
             place["stuck"] = claim.stuck
         who = f"{claim.execution_id} {claim.attempt_id} {claim.owner}"
         limits = " ".join(map(str, claim.limits))
-        args = [
-            f"{who} {_ms(claim.lease)} {claim.by_owner:d} {inbox} {limits}",
-            claim.label,
-        ]
+        args = [f"{who} {_ms(claim.lease)} {claim.by_owner:d} {inbox} {limits}", claim.label]
         if place or claim.ancestors:
             args.append(" ".join(claim.ancestors))
         if place:

@@ -110,12 +110,7 @@ class Keys:
         times."""
         bucket = self.bucket(line)
         of_line = [self.of_lock(kind, line) for kind in "qwm"]
-        return [
-            *self.claim([line], execution_id),
-            *of_line,
-            self.sent(bucket),
-            self.due(bucket),
-        ]
+        return [*self.claim([line], execution_id), *of_line, self.sent(bucket), self.due(bucket)]
 
     def other_layout(self, schema: str, buckets: str) -> LockConfigError:
         """The error for a namespace in which another version keeps its locks."""

@@ -201,10 +201,7 @@ class Finder:
         return pool.connection_class(**pool.connection_kwargs)
 
     def _nobody(
-        self,
-        votes: Sequence[Vote],
-        failures: Mapping[Address, Exception],
-        services: set[str],
+        self, votes: Sequence[Vote], failures: Mapping[Address, Exception], services: set[str]
     ) -> Exception:
         of = f"the master of {self.service!r}"
         said = "; ".join(f"{host}:{port}: {error}" for (host, port), error in failures.items())
