@@ -51,7 +51,7 @@ from ...engine.protocol import (
 from ...errors import LockUnavailable, RelockError
 from .connections import BRIEF, Call, Effort, Transport
 from .errors import check_server, fields_of, passes, reply_of, translate, with_locks
-from .keys import SCHEMA, Keys
+from .keys import SCHEMA, Keys, in_parts
 from .replies import as_text, hold_info, taken_holds
 from .scripts import scripts
 
@@ -405,13 +405,6 @@ class RedisBackend:
                 translate(heard),
             )
 
-    def _parts(self, renewals: Sequence[Renewal]) -> list[list[Renewal]]:
-        """The renewals for each call: of one bucket, `BATCH` at most."""
-        of_bucket: dict[int, list[Renewal]] = {}
-        for renewal in renewals:
-            of_bucket.setdefault(self.keys.bucket(renewal.name), []).append(renewal)
-        return [x[i : i + BATCH] for x in of_bucket.values() for i in range(0, len(x), BATCH)]
-
     def _in_batches(
         self,
         verb: str,
@@ -421,7 +414,8 @@ class RedisBackend:
         once: bool = False,
     ) -> list[Any]:
         """One line of a reply for each renewal."""
-        script, parts = self._scripts[verb], self._parts(renewals)
+        script = self._scripts[verb]
+        parts = in_parts(renewals, lambda each: self.keys.bucket(each.name), BATCH)
         calls = list(map(call, parts))
         effort = Effort(within, once, renewing=within is not None and not once)
         if within is None and self.transport.buckets == 1:
