@@ -60,10 +60,6 @@ class Node(NamedTuple):
 Remap: TypeAlias = "Callable[[tuple[str, int]], tuple[str, int]]"
 
 
-class Unserved(ConnectionError):
-    """No node serves a slot."""
-
-
 class Map:
     """The master of each bucket, learnt from any node that answers, and corrected by redirections.
     It needs no mutex: if two threads ask at the same time, either answer will do.
@@ -100,7 +96,7 @@ class Map:
         """
         node = self._serving.get(bucket) or self.look().get(bucket)
         if node is None:
-            raise Unserved(
+            raise ConnectionError(
                 f"no node of the Redis Cluster serves slot {self._slots[bucket]}: see CLUSTER INFO"
             )
         return node
@@ -115,7 +111,7 @@ class Map:
         for bucket, node in sorted((self._serving or self.look()).items()):
             found.setdefault(node, []).append(bucket)
         if not found:
-            raise Unserved("no node of the Redis Cluster serves a slot: see CLUSTER INFO")
+            raise ConnectionError("no node of the Redis Cluster serves a slot: see CLUSTER INFO")
         return found
 
     def told(self, bucket: int, by: Node, error: Any) -> Node:
@@ -166,7 +162,7 @@ class Map:
             link.send_command("CLUSTER", "SLOTS", check_health=False)
             ranges: list[Any] = link.read_response(disable_decoding=True)
             if not ranges:  # it was removed, and left running and in the URL
-                raise Unserved(
+                raise ConnectionError(
                     f"no node of the Redis Cluster serves a slot, says {node.host}:{node.port}: "
                     "see CLUSTER INFO"
                 )
@@ -309,9 +305,9 @@ class Cluster(Transport):
         return self._failover
 
 
-def _circle(said: Exception) -> Unserved:
+def _circle(said: Exception) -> ConnectionError:
     """The error for a command that was redirected too often."""
-    return Unserved(
+    return ConnectionError(
         "the nodes of the Redis Cluster do not agree on which node serves this slot: see CLUSTER "
         f"NODES at each node ({said})"
     )

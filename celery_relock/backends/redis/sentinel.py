@@ -39,10 +39,6 @@ class SentinelsAway(redis.ConnectionError):
     """No Sentinel answers."""
 
 
-class MasterAway(redis.ConnectionError):
-    """The Sentinels answer that there is no master now."""
-
-
 class Vote(NamedTuple):
     """What a Sentinel answers. The greatest vote counts: the latest epoch's, and within an epoch
     that of the Sentinel that leads the failover. It answers the new address while its own state
@@ -117,7 +113,7 @@ class Finder:
 
         Raises:
             SentinelsAway: no Sentinel answers.
-            MasterAway: there is no master now.
+            ConnectionError: there is no master now, as the Sentinels answer.
             LockConfigError: the Sentinels do not know the service, or refuse to answer.
         """
         self._looked = time.monotonic()
@@ -207,7 +203,7 @@ class Finder:
         said = "; ".join(f"{host}:{port}: {error}" for (host, port), error in failures.items())
         if votes:
             host, port = max(votes).address
-            return MasterAway(
+            return redis.ConnectionError(
                 f"the Sentinels say that {of}, {host}:{port}, is down: a failover is going on, or "
                 f"no replica can take over; or each of them knows fewer other Sentinels than "
                 f"min_other_sentinels={self._least}"
@@ -217,7 +213,7 @@ class Finder:
                 f"the Sentinels know no service {self.service!r}, but "
                 f"{', '.join(map(repr, sorted(services))) or 'none at all'}: correct master_name"
             )
-            return MasterAway(f"{text} ({said})") if failures else LockConfigError(text)
+            return redis.ConnectionError(f"{text} ({said})") if failures else LockConfigError(text)
         refusals = redis.ResponseError, redis.AuthenticationError
         if all(isinstance(error, refusals) for error in failures.values()):
             return LockConfigError(
