@@ -342,9 +342,9 @@ class Reaper:
                 # Ends early when a process dies that is watched.
                 poll.poll((LOOK_OFTEN if often else LOOK_EVERY) * 1000)
 
-    def look(self, poll: select.poll) -> int:
-        """Free what the dead hold, and watch the living. Returns how many claims were freed."""
-        freed, failures, found = 0, list[RelockError](), list(folder().iterdir())
+    def look(self, poll: select.poll) -> None:
+        """Free what the dead hold, and watch the living."""
+        failures, found = list[RelockError](), list(folder().iterdir())
         names = {path.name for path in found}
         for known in (self._foreign, self._found):
             for name in known.keys() - names:
@@ -361,12 +361,11 @@ class Reaper:
                 _keep_young(path)
             else:
                 self._unwatch(path.name, poll)
-                freed += self._bury(path, failures)
+                failures += self._bury(path)
         if failures or self._outage.failures:
             with self._outage:
                 if failures:
                     raise failures[0]
-        return freed
 
     def _watch(self, name: str, poll: select.poll) -> None:
         try:
@@ -383,20 +382,20 @@ class Reaper:
             poll.unregister(descriptor)
             os.close(descriptor)
 
-    def _bury(self, path: Path, failures: list[RelockError]) -> int:
+    def _bury(self, path: Path) -> list[RelockError]:
         """Free what a dead process held, or leave a hold to its successors. The journal goes when
-        nothing is left to do. `failures`: where to put the errors of what is to be tried again."""
-        freed, left, foreign = 0, 0, 0
+        nothing is left to do. Returns the errors of what is to be tried again."""
+        failures, is_foreign = list[RelockError](), False
         for entry in read(path):
             try:
                 if entry.backend != self._backend.id:
-                    foreign += 1
+                    is_foreign = True
                     continue
                 if not entry.names:
                     self._parking.withdraw(entry.execution_id)
                     continue
                 held = self._holds(entry)
-                had, messages = self._backend.release(
+                released = self._backend.release(
                     entry.names,
                     entry.execution_id,
                     entry.attempt_id,
@@ -405,25 +404,22 @@ class Reaper:
                     home=self._parking.sender.home,
                     successor=Successor(entry.successors, entry.keep) if entry.successors else None,
                 )
-                self._parking.publish(messages)
+                self._parking.publish(released.messages)
             except RelockError as error:
                 failures.append(error)
-                left += 1
                 continue
-            if had:
-                freed += 1
             # To people a line or a marker is a part of the lock.
             if held and not entry.names[0].startswith((LINE, MARKER)):
                 _tell(entry, path.name.partition("-")[0])
         # What is foreign is for another backend's reaper, which may never come. Not by the time of
         # the file, which can be that of its first note (on tmpfs).
         forget_at = self._found.setdefault(path.name, time.time()) + FORGET_AFTER
-        if not (left or foreign) or time.time() > forget_at:
+        if not (failures or is_foreign) or time.time() > forget_at:
             self._found.pop(path.name)
             path.unlink(missing_ok=True)  # another reaper may have been faster
-        elif not left:
+        elif not failures:
             self._foreign[path.name] = forget_at
-        return freed
+        return failures
 
     def _holds(self, entry: Entry) -> bool:
         """Whether a claim holds one of its locks; else it waits for them, if anything."""
