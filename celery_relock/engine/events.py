@@ -77,19 +77,10 @@ Listener = Callable[[LockEvent], None]
 
 # For an operator: what happens to every lock is for debugging, what keeps an execution waiting is
 # worth a line, and a warning is what should not happen.
-_QUIET = (
-    "acquired",
-    "reentered",
-    "released",
-    "waiting",
-    "parked",
-    "resumed",
-    "dropped",
-    "unavailable",
-    "unrenewed",
-)
 _LEVELS = {
-    **dict.fromkeys(_QUIET, logging.DEBUG),
+    **dict.fromkeys(("acquired", "reentered", "released"), logging.DEBUG),
+    **dict.fromkeys(("waiting", "parked", "resumed", "dropped"), logging.DEBUG),
+    **dict.fromkeys(("unavailable", "unrenewed"), logging.DEBUG),
     "conflict": logging.INFO,
     "unprotected": logging.ERROR,
 }
