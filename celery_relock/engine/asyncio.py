@@ -124,7 +124,7 @@ class AsyncEngine:
 
     async def _acquire(self, lease: TaskLease, wait: float | None) -> Outcome:
         engine = self._engine
-        steps = acquiring(lease, wait, engine.inbox.listening.hears, engine.backend.replicated)
+        steps = acquiring(lease, wait, engine.inbox.listening.hears)
         result: Answer | None = None
         while True:
             try:
