@@ -139,7 +139,7 @@ class Connections:
         self._limit = limit
         self._pid = os.getpid()
         self._idle: deque[tuple[float, Any]] = deque()
-        self._replicas = replicas
+        self.replicas = replicas
 
     def call(
         self, script: Script, calls: Sequence[Call], effort: Effort, asking: bool = False
@@ -178,12 +178,12 @@ class Connections:
             # again, and only then the next holder would hear of its grant (benchmarks/handover.py).
             commands.insert(0, ("PING",))
         ahead = len(commands) - len(calls)
-        if not self._replicas.needed or script.name not in PROMISES:
+        if not self.replicas.needed or script.name not in PROMISES:
             return self.ask(commands, effort)[ahead:]
         # WAIT counts the writes of its own connection, so it is sent along.
         bound = min(filter(None, (effort.within, self._limit, self._options["socket_timeout"])))
-        *replies, copies = self.ask([*commands, self._replicas.wait(bound)], effort)
-        self._replicas.check(script, replies[ahead:], copies, effort)
+        *replies, copies = self.ask([*commands, self.replicas.wait(bound)], effort)
+        self.replicas.check(script, replies[ahead:], copies, effort)
         return replies[ahead:]
 
     def ask(self, commands: Sequence[Command | Encoded], effort: Effort) -> list[Any]:
@@ -411,16 +411,11 @@ class Server(Transport):
     Args:
         work: connections for commands.
         renewals: connections for the keep-alive thread.
+        address: of the server.
     """
 
-    def __init__(
-        self,
-        work: Connections,
-        renewals: Connections,
-        addresses: Iterable[tuple[Any, ...]],
-        replicas: Replicas,
-    ) -> None:
-        super().__init__(addresses, replicas)
+    def __init__(self, work: Connections, renewals: Connections, address: tuple[Any, ...]) -> None:
+        super().__init__([address], work.replicas)
         self._work = work
         self._renewals = renewals
         # How often a command found out that its server is a replica now.

@@ -162,7 +162,7 @@ def _server(options: dict[str, Any], replicas: Replicas) -> Transport:
     where = kwargs.get("path") or ("127.0.0.1" if host == "localhost" else host)
     address = where, str(kwargs.get("port") or 6379), str(kwargs["db"])
     lists = Connections(kind, kwargs, replicas), Connections(kind, kwargs, replicas, limit=1.0)
-    return _known(Server(*lists, [address], replicas), options)
+    return _known(Server(*lists, address), options)
 
 
 def _watched(options: dict[str, Any], finder: Finder, replicas: Replicas) -> Watched:
@@ -171,8 +171,7 @@ def _watched(options: dict[str, Any], finder: Finder, replicas: Replicas) -> Wat
     address = finder.service, *hosts, str(kwargs["db"])
     work = ToMaster(finder, kind, kwargs, replicas)
     renewals = ToMaster(finder, kind, kwargs, replicas, limit=1.0)
-    made = Watched(finder, work, renewals, [address], replicas)
-    return _known(made, options, finder.asked)
+    return _known(Watched(finder, work, renewals, address), options, finder.asked)
 
 
 def _cluster(
