@@ -337,6 +337,7 @@ class Reaper:
             with self._trouble:
                 self.look(poll)
             if self._trouble.failures:
+                # Who is dead and was not come to would end the poll at once.
                 self._stop.wait(LOOK_EVERY)
             else:
                 # Ends early when a process dies that is watched.
