@@ -7,7 +7,6 @@ is database 0, port 0 the default port) and unquotes a query twice before versio
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -25,7 +24,7 @@ from redis.connection import URL_QUERY_ARGUMENT_PARSERS
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
-from ...engine import events
+from ...engine import events, ids
 from ...engine.protocol import LONGEST
 from ...errors import LockConfigError
 from .cluster import FAILOVER, Cluster, Node, Remap
@@ -196,7 +195,7 @@ def _known(made: _Made, options: Mapping[str, Any], *more: Any) -> _Made:
     """Set the fingerprint of a transport, a digest that reveals no password."""
     given = sorted(options.items(), key=repr)
     parts = type(made), sorted(made.addresses), made.replicas, given, more
-    made.fingerprint = hashlib.sha256(repr(parts).encode()).hexdigest()
+    made.fingerprint = ids.digest(repr(parts).encode())
     return made
 
 
