@@ -194,8 +194,7 @@ class Connections:
         """
         within = effort.within
         while True:
-            new = self.make(within) if effort.once else None
-            link, idle = (new, None) if new else self._take(within)
+            link, idle = (self.make(within), None) if effort.once else self._take(within)
             try:
                 if idle is None:
                     link.connect()
