@@ -435,8 +435,8 @@ class Reaper:
 def _tell(entry: Entry, process: str) -> None:
     reason = f"its holder, process {process} of this host, is dead (execution {entry.execution_id})"
     work = events.Work(None, entry.task_name, entry.task_id)
-    told = ("reclaimed", entry.names, entry.execution_id, entry.owner, 0, reason, 0.0, work)
-    events.tell(events.LockEvent(*told))
+    of = entry.names, entry.execution_id, entry.owner
+    events.tell(events.LockEvent("reclaimed", *of, reason=reason, work=work))
 
 
 journal = Journal()

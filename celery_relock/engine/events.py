@@ -145,9 +145,8 @@ def tell_passed(call: Passed) -> None:
         f"passed over after {duration(call.waited)}: its message has not come, and calls that were "
         "sent after it wait (lock_order_gap)"
     )
-    named = call.line.removeprefix(LINE), call.execution_id
-    work = Work(None, task, task_id)
-    tell(LockEvent("passed", named[:1], named[1], "", reason=reason, work=work, waited=call.waited))
+    of, work = ((call.line.removeprefix(LINE),), call.execution_id, ""), Work(None, task, task_id)
+    tell(LockEvent("passed", *of, reason=reason, work=work, waited=call.waited))
 
 
 def sentence(event: LockEvent) -> str:
