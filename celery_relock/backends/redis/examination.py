@@ -92,7 +92,7 @@ class Examination(NamedTuple):
         every = [
             what
             for links, buckets in self.transport.masters()
-            for what in self._at(links, buckets[0])
+            for what in self._refused_at(links, buckets[0])
         ]
         return list(dict.fromkeys(every))
 
@@ -171,7 +171,7 @@ class Examination(NamedTuple):
                         int(place.get("sent") or 0),
                     )
 
-    def _at(self, links: Connections, bucket: int) -> Iterator[str]:
+    def _refused_at(self, links: Connections, bucket: int) -> Iterator[str]:
         """The permissions that the user lacks at a server."""
         namespace, key = self.own_keys.namespace, f"{self.own_keys.prefix(bucket)}-"
         channel = self.own_keys.inbox("-", bucket)
