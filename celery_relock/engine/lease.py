@@ -253,14 +253,16 @@ class Lease:
     def tell_release(self, before: State, *, lost: bool, had: bool) -> bool:
         """Tell of a release: the state before, whether the hold was known to be lost, and whether
         the server had it. Returns False if it was lost."""
-        if before is State.HELD and (lost or not had):
+        if before is not State.HELD:
+            return not lost
+        if lost or not had:
             self.tell("lost", "found at the release", time.monotonic() - self.renewed)
             return False
-        if before is State.HELD and self.successor is None:
+        if self.successor is None:
             self.tell("released")
-        elif before is State.HELD and self.cools:
+        elif self.cools:
             self.tell("released", f"it cools down for {self.cools:g} s")
-        return not lost
+        return True
 
     def answered(self, answer: Answer | Parked | Full, sent: float) -> bool:
         """The server answered the claim, in a command that was sent at `sent`.
