@@ -224,9 +224,8 @@ class Lock(NamedLock["Client"]):
 
     async def _extend(self, grip: Grip, additional_time: float, replace_ttl: bool) -> bool:
         length = self._length(grip, additional_time, replace_ttl)
-        if grip.borrowed:
-            return True
-        if not await self._aside.call(self._engine.extend, grip.lease, length):
+        extend = self._engine.extend
+        if not grip.borrowed and not await self._aside.call(extend, grip.lease, length):
             raise self._not_owned("was lost before it was extended")
         return True
 

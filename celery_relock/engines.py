@@ -6,7 +6,6 @@ No other module outside of `backends` imports both the engine and a backend.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from functools import cache
 from types import MethodType
@@ -21,7 +20,7 @@ from .backends.redis.backend import LaterBackend, RedisBackend
 from .backends.redis.connections import Replicas, Transport
 from .backends.redis.keys import Keys
 from .backends.redis.urls import transport_for_client, transport_for_url
-from .engine import events
+from .engine import events, ids
 from .engine.engine import Engine
 from .engine.platform import Guard
 from .errors import LockConfigError, LockUnavailable
@@ -217,4 +216,4 @@ def _engine(made: Transport, namespace: str) -> Engine:
 
 
 def _digest(*parts: object) -> str:
-    return hashlib.sha256(repr(parts).encode()).hexdigest()
+    return ids.digest(repr(parts).encode())

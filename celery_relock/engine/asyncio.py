@@ -88,7 +88,7 @@ class TaskLease(Lease):
 
     def ring(self) -> None:
         if (ringing := self._ringing) is not None:
-            _tell(ringing, _settle, ringing)
+            _tell(ringing)
 
     async def doze(self, seconds: float, over: Callable[[], bool]) -> None:
         """Wait for a ring, at most so long; not at all if what it is to tell is over."""
@@ -124,7 +124,7 @@ class AsyncEngine:
 
     async def _acquire(self, lease: TaskLease, wait: float | None) -> Outcome:
         engine = self._engine
-        steps = acquiring(lease, wait, engine.inbox.listening.hears, engine.backend.replicated)
+        steps = acquiring(lease, wait, engine.inbox.listening.hears)
         result: Answer | None = None
         while True:
             try:
@@ -226,16 +226,16 @@ class AsyncEngine:
         done = asyncio.get_running_loop().create_future()
         work = self._engine.calls.submit(copy_context().run, call, *args)
         # Not `wrap_future`, which logs an error if the loop is closed by then.
-        work.add_done_callback(partial(_tell, done, _settle, done))
+        work.add_done_callback(partial(_tell, done))
         # Else asyncio logs the error of a release that nobody waits for any more.
         done.add_done_callback(lambda done: done.cancelled() or done.exception())
         return work, done
 
 
-def _tell(future: asyncio.Future[Any], what: Callable[..., object], *args: Any) -> None:
-    """Call something in the loop of a future, from any thread."""
+def _tell(future: asyncio.Future[Any], work: Future[Any] | None = None) -> None:
+    """As `_settle`, from any thread."""
     with suppress(RuntimeError):  # the loop is closed
-        future.get_loop().call_soon_threadsafe(what, *args)
+        future.get_loop().call_soon_threadsafe(_settle, future, work)
 
 
 def _settle(future: asyncio.Future[Any], work: Future[Any] | None = None) -> None:

@@ -239,9 +239,7 @@ def process_name(pid: int) -> str:
     Raises:
         OSError: there is no such process.
     """
-    stat = Path(f"/proc/{pid}/stat").read_text()
-    # The name of the program is in brackets and may hold anything (proc(5)); start is field 22.
-    return f"{pid}-{stat.rpartition(')')[2].split()[19]}"
+    return f"{pid}-{_stat(pid)[19]}"
 
 
 def alive(name: str) -> bool:
@@ -250,12 +248,17 @@ def alive(name: str) -> bool:
     Raises:
         OSError: nobody can tell. To take the process for dead would free its locks under it.
     """
-    pid = name.partition("-")[0]
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        stat = _stat(pid := name.partition("-")[0])
     except (FileNotFoundError, ProcessLookupError):
         return False
     return f"{pid}-{stat[19]}" == name and stat[0] not in "ZX"
+
+
+def _stat(pid: int | str) -> list[str]:
+    """What /proc tells of a process, from its state on: that is field 3, and its start 22."""
+    # The name of the program is in brackets and may hold anything (proc(5)).
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def read(path: Path) -> Iterator[Entry]:
@@ -334,14 +337,15 @@ class Reaper:
             with self._trouble:
                 self.look(poll)
             if self._trouble.failures:
+                # Who is dead and was not come to would end the poll at once.
                 self._stop.wait(LOOK_EVERY)
             else:
                 # Ends early when a process dies that is watched.
                 poll.poll((LOOK_OFTEN if often else LOOK_EVERY) * 1000)
 
-    def look(self, poll: select.poll) -> int:
-        """Free what the dead hold, and watch the living. Returns how many claims were freed."""
-        freed, failures, found = 0, list[RelockError](), list(folder().iterdir())
+    def look(self, poll: select.poll) -> None:
+        """Free what the dead hold, and watch the living."""
+        failures, found = list[RelockError](), list(folder().iterdir())
         names = {path.name for path in found}
         for known in (self._foreign, self._found):
             for name in known.keys() - names:
@@ -358,12 +362,11 @@ class Reaper:
                 _keep_young(path)
             else:
                 self._unwatch(path.name, poll)
-                freed += self._bury(path, failures)
+                failures += self._bury(path)
         if failures or self._outage.failures:
             with self._outage:
                 if failures:
                     raise failures[0]
-        return freed
 
     def _watch(self, name: str, poll: select.poll) -> None:
         try:
@@ -380,20 +383,20 @@ class Reaper:
             poll.unregister(descriptor)
             os.close(descriptor)
 
-    def _bury(self, path: Path, failures: list[RelockError]) -> int:
+    def _bury(self, path: Path) -> list[RelockError]:
         """Free what a dead process held, or leave a hold to its successors. The journal goes when
-        nothing is left to do. `failures`: where to put the errors of what is to be tried again."""
-        freed, left, foreign = 0, 0, 0
+        nothing is left to do. Returns the errors of what is to be tried again."""
+        failures, is_foreign = list[RelockError](), False
         for entry in read(path):
             try:
                 if entry.backend != self._backend.id:
-                    foreign += 1
+                    is_foreign = True
                     continue
                 if not entry.names:
                     self._parking.withdraw(entry.execution_id)
                     continue
                 held = self._holds(entry)
-                had, messages = self._backend.release(
+                released = self._backend.release(
                     entry.names,
                     entry.execution_id,
                     entry.attempt_id,
@@ -402,25 +405,22 @@ class Reaper:
                     home=self._parking.sender.home,
                     successor=Successor(entry.successors, entry.keep) if entry.successors else None,
                 )
-                self._parking.publish(messages)
+                self._parking.publish(released.messages)
             except RelockError as error:
                 failures.append(error)
-                left += 1
                 continue
-            if had:
-                freed += 1
             # To people a line or a marker is a part of the lock.
             if held and not entry.names[0].startswith((LINE, MARKER)):
                 _tell(entry, path.name.partition("-")[0])
         # What is foreign is for another backend's reaper, which may never come. Not by the time of
         # the file, which can be that of its first note (on tmpfs).
         forget_at = self._found.setdefault(path.name, time.time()) + FORGET_AFTER
-        if not (left or foreign) or time.time() > forget_at:
+        if not (failures or is_foreign) or time.time() > forget_at:
             self._found.pop(path.name)
             path.unlink(missing_ok=True)  # another reaper may have been faster
-        elif not left:
+        elif not failures:
             self._foreign[path.name] = forget_at
-        return freed
+        return failures
 
     def _holds(self, entry: Entry) -> bool:
         """Whether a claim holds one of its locks; else it waits for them, if anything."""
@@ -435,8 +435,8 @@ class Reaper:
 def _tell(entry: Entry, process: str) -> None:
     reason = f"its holder, process {process} of this host, is dead (execution {entry.execution_id})"
     work = events.Work(None, entry.task_name, entry.task_id)
-    told = ("reclaimed", entry.names, entry.execution_id, entry.owner, 0, reason, 0.0, work)
-    events.tell(events.LockEvent(*told))
+    of = entry.names, entry.execution_id, entry.owner
+    events.tell(events.LockEvent("reclaimed", *of, reason=reason, work=work))
 
 
 journal = Journal()

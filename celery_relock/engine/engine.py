@@ -104,7 +104,7 @@ class Engine:
         Raises:
             LockUnavailable, LockConfigError: see `Backend`. Nothing is held then.
         """
-        steps = acquiring(lease, wait, self.inbox.listening.hears, self.backend.replicated)
+        steps = acquiring(lease, wait, self.inbox.listening.hears)
         result: Answer | None = None
         while True:
             try:
@@ -283,9 +283,7 @@ class Step(enum.Enum):
 _Steps: TypeAlias = Generator[tuple[Step, float], Any, _T]
 
 
-def acquiring(
-    lease: Lease, wait: float | None, listening: bool, replicated: bool
-) -> _Steps[Outcome]:
+def acquiring(lease: Lease, wait: float | None, listening: bool) -> _Steps[Outcome]:
     """The decisions of `Engine.acquire`: yields each step, and takes the backend's answer to it.
 
     Here nothing is sent and nobody waits: that is done by who drives it, for a thread or for a
@@ -297,7 +295,7 @@ def acquiring(
     while True:
         answer: Answer = yield Step.ASK, lease.waiter_lease if queue else 0.0
         if isinstance(answer, Queued):
-            answer = yield from _waiting(lease, answer, until, replicated)
+            answer = yield from _waiting(lease, answer, until)
         held = lease.state is State.HELD and time.monotonic() < lease.deadline
         if isinstance(answer, Held) and held:
             lease.tell("acquired")
@@ -324,7 +322,7 @@ def acquiring(
             queue = True
 
 
-def _waiting(lease: Lease, place: Queued, until: float, replicated: bool) -> _Steps[Held | Queued]:
+def _waiting(lease: Lease, place: Queued, until: float) -> _Steps[Held | Queued]:
     """Wait for the grant. Queued: the wait is over, or the place was lost; nothing is held."""
     if not lease.waits_since:
         lease.waits_since = lease.renewed
@@ -334,17 +332,17 @@ def _waiting(lease: Lease, place: Queued, until: float, replicated: bool) -> _St
         if left <= 0 and lease.switch(State.ASKED, State.WAITING):
             break
         yield Step.DOZE, left
-    if lease.state is State.HELD and not lease.lost and (yield from _confirming(lease, replicated)):
+    if lease.state is State.HELD and not lease.lost and (yield from _confirming(lease)):
         return Held(lease.fences, lease.reentered)
     yield Step.DROP, 0.0
     return place
 
 
-def _confirming(lease: Lease, replicated: bool) -> _Steps[bool]:
+def _confirming(lease: Lease) -> _Steps[bool]:
     """Ask for what the message of a grant does not say, where that matters. Every other grant is
     confirmed by its first renewal."""
     claim, sent = lease.claim, time.monotonic()
-    plain = not (claim.by_owner or claim.ancestors or replicated)
+    plain = not (claim.by_owner or claim.ancestors or lease.backend.replicated)
     # The server granted a whole lease, but this side counts from its last heartbeat.
     if plain and lease.renews and lease.remaining > claim.lease / 3:
         return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 import time
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -76,19 +77,10 @@ Listener = Callable[[LockEvent], None]
 
 # For an operator: what happens to every lock is for debugging, what keeps an execution waiting is
 # worth a line, and a warning is what should not happen.
-_QUIET = (
-    "acquired",
-    "reentered",
-    "released",
-    "waiting",
-    "parked",
-    "resumed",
-    "dropped",
-    "unavailable",
-    "unrenewed",
-)
 _LEVELS = {
-    **dict.fromkeys(_QUIET, logging.DEBUG),
+    **dict.fromkeys(("acquired", "reentered", "released"), logging.DEBUG),
+    **dict.fromkeys(("waiting", "parked", "resumed", "dropped"), logging.DEBUG),
+    **dict.fromkeys(("unavailable", "unrenewed"), logging.DEBUG),
     "conflict": logging.INFO,
     "unprotected": logging.ERROR,
 }
@@ -148,14 +140,13 @@ def tell(event: LockEvent) -> None:
 
 def tell_passed(call: Passed) -> None:
     """A call was passed over in its line."""
-    work, _, rest = call.label.rpartition("[")
+    task, task_id, *_ = told_by(call.label)
     reason = (
         f"passed over after {duration(call.waited)}: its message has not come, and calls that were "
         "sent after it wait (lock_order_gap)"
     )
-    named = call.line.removeprefix(LINE), call.execution_id
-    of = Work(None, work, rest.partition("]")[0])
-    tell(LockEvent("passed", named[:1], named[1], "", reason=reason, work=of, waited=call.waited))
+    of, work = ((call.line.removeprefix(LINE),), call.execution_id, ""), Work(None, task, task_id)
+    tell(LockEvent("passed", *of, reason=reason, work=work, waited=call.waited))
 
 
 def sentence(event: LockEvent) -> str:
@@ -195,6 +186,7 @@ def extra(
 OUTRANKED = ", and an exclusive execution waits ahead"
 # Of a longer task name, in characters, the middle is left out.
 _LONGEST_NAME = 100
+_LABEL = re.compile(r"(?P<task>.*?)(?:\[(?P<id>.*)\])? (?P<host>\S*):(?P<pid>\d+)", re.DOTALL)
 
 
 def label_of(work: str, task_id: str = "") -> str:
@@ -204,6 +196,14 @@ def label_of(work: str, task_id: str = "") -> str:
         half = _LONGEST_NAME // 2
         work = f"{work[:half]}…{work[-half:]}"
     return f"{work}{f'[{task_id}]' if task_id else ''} {_here(os.getpid())}"
+
+
+def told_by(label: str) -> tuple[str, str, str, int]:
+    """Task, task id, host and process id, as `label_of` wrote them."""
+    found = _LABEL.fullmatch(label)
+    if found is None:
+        return label, "", "", 0
+    return found["task"], found["id"] or "", found["host"], int(found["pid"])
 
 
 def describe_conflict(name: str, answer: Answer) -> str:

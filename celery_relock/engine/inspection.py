@@ -4,16 +4,14 @@ waits; and the answers, as people see them."""
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from . import ids
+from .events import told_by
 from .examination import Examination
 from .protocol import COOLDOWN, KEPT, MARKER, PAUSE, HoldInfo
-
-_LABEL = re.compile(r"(?P<task>.*?)(?:\[(?P<id>.*)\])? (?P<host>\S*):(?P<pid>\d+)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,14 +198,6 @@ def holder_of(info: HoldInfo, name: str) -> Holder:
         pause=pauses,
         shared=info.shared,
     )
-
-
-def told_by(label: str) -> tuple[str, str, str, int]:
-    """Task, task id, host and process id, as `engine.events.label_of` wrote them."""
-    found = _LABEL.fullmatch(label)
-    if found is None:
-        return label, "", "", 0
-    return found["task"], found["id"] or "", found["host"], int(found["pid"])
 
 
 def work_of(task: str, task_id: str) -> str:

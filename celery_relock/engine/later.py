@@ -80,23 +80,21 @@ class Later:
             logger.warning("what failed without Redis is not made up for yet: %s", error)
 
     def _run(self) -> None:
-        early = 0  # how many in a row were not due
         while True:
-            made = self._calls[0]
-            is_early = made.due > time.monotonic()
-            early = early + 1 if is_early else 0
-            again = is_early or self._try(made)
+            now = time.monotonic()
+            made = next((each for each in self._calls if each.due <= now), None)
+            if made is None:
+                time.sleep(_AGAIN)
+                continue
+            again = self._try(made)
             with self._guard:
-                del self._calls[0]
+                self._calls.remove(made)
                 if again:
                     # Behind the others, which may be for another node of a cluster.
                     self._calls.append(made)
                 if not self._calls:
                     self._is_running = False
                     return
-            if early >= len(self._calls):
-                time.sleep(_AGAIN)
-                early = 0
 
     def _try(self, made: _Call) -> bool:
         """Make a call. Returns whether it is to be made again."""

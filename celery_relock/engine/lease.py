@@ -101,12 +101,7 @@ class Lease:
         "waits_since", "work",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        claim: Claim,
-        backend: Backend,
-        inbox: Inbox | None = None,
-    ) -> None:
+    def __init__(self, claim: Claim, backend: Backend, inbox: Inbox | None = None) -> None:
         self.pid = os.getpid()
         if self.pid != platform.begun_in:
             platform.notice_fork()
@@ -258,14 +253,16 @@ class Lease:
     def tell_release(self, before: State, *, lost: bool, had: bool) -> bool:
         """Tell of a release: the state before, whether the hold was known to be lost, and whether
         the server had it. Returns False if it was lost."""
-        if before is State.HELD and (lost or not had):
+        if before is not State.HELD:
+            return not lost
+        if lost or not had:
             self.tell("lost", "found at the release", time.monotonic() - self.renewed)
             return False
-        if before is State.HELD and self.successor is None:
+        if self.successor is None:
             self.tell("released")
-        elif before is State.HELD and self.cools:
+        elif self.cools:
             self.tell("released", f"it cools down for {self.cools:g} s")
-        return not lost
+        return True
 
     def answered(self, answer: Answer | Parked | Full, sent: float) -> bool:
         """The server answered the claim, in a command that was sent at `sent`.
@@ -281,30 +278,24 @@ class Lease:
                 return self.state is State.ASKED and self._hold(answer.sent or sent)
         if isinstance(answer, Queued):
             self.reentered = (False,) * len(self.claim.names)
-            return self.queued(sent, answer.recheck)
+            with _guard.lock:
+                return self.state is State.ASKED and self._queue(sent, answer.recheck)
         # A parked message is no longer this process's. Else the state stays "asked" while a copy of
         # the command may still come, and acquire the lock for nobody.
         if isinstance(answer, Parked) or not self.repeated:
             self.switch(State.NEW, State.ASKED)
         return False
 
-    def queued(self, sent: float, recheck: float) -> bool:
-        """The server gave the claim a place in the queue, in answer to a command sent at `sent`.
-
-        In `recheck` seconds the next lease of the lock ends, which is worth a look; 0 if none does.
-        The message of the grant comes on another connection and may have been faster.
-        """
-        with _guard.lock:
-            if self.state is not State.ASKED:
-                return False
-            self.state = State.WAITING
-            self._expect(sent, recheck)
-            if self._granted_early:
-                self._grant(self._granted_early, known=len(self.claim.names) == 1)
-            return True
+    def _queue(self, sent: float, recheck: float) -> bool:
+        self.state = State.WAITING
+        self._expect(sent, recheck)
+        if self._granted_early:  # the message of the grant, on another connection, was faster
+            self._grant(self._granted_early, known=len(self.claim.names) == 1)
+        return True
 
     def wait_on(self, sent: float, recheck: float) -> None:
-        """The server kept the place, see `queued`."""
+        """The server kept the place, as it says in answer to a command that was sent at `sent`. In
+        `recheck` seconds the next lease of the lock ends, which is worth a look; 0 if none does."""
         with _guard.lock:
             if self.state is State.WAITING:
                 self._expect(sent, recheck)

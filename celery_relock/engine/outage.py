@@ -55,10 +55,10 @@ class Outage:
             return True
         if error is None:
             self.failures = 0
-        if error is None and self._since is not None:
-            took = self._failed_at - self._since
-            self._say(partial(logger.info, "%s works again after %.1f s", self._what, took))
-            self._since = None
+            if self._since is not None:
+                took = self._failed_at - self._since
+                self._say(partial(logger.info, "%s works again after %.1f s", self._what, took))
+                self._since = None
         return False
 
     def _goes_on(self, error: Exception) -> None:

@@ -117,9 +117,8 @@ def block_signals() -> None:
     # A signal that a thread takes is handled in the main thread, whose blocking call then goes on:
     # a soft time limit would wait for the end of that call. The C library lets another thread have
     # the signal whenever the main thread is just starting a thread.
-    if hasattr(signal, "pthread_sigmask"):
-        faults = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - faults)
+    faults = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - faults)
 
 
 def native_lock() -> Any:

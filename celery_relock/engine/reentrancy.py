@@ -114,12 +114,9 @@ def stuck() -> tuple[str, ...]:
     stack = _stack.get()
     if not stack:
         return ()
-    return tuple([each.claim.execution_id for each in stack if _counts(each) and _is_stuck(each)])
-
-
-def _is_stuck(lease: Lease) -> bool:
-    # Not stuck: another thread may release it, or nobody renews it.
-    return lease.renews and not lease.for_any_thread
+    # Another thread may release one of these, or nobody renews it: it is not stuck.
+    held = [each for each in stack if each.renews and not each.for_any_thread and _counts(each)]
+    return tuple([each.claim.execution_id for each in held])
 
 
 def _counts(lease: Lease) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TypeAlias
@@ -19,13 +19,7 @@ from weakref import WeakKeyDictionary
 from .events import logger, wanted
 from .lease import LONG, Lease, State
 from .outage import Outage, Say
-from .platform import (
-    SideThread,
-    anew_in_a_child,
-    for_with,
-    native_lock,
-    start_native_thread,
-)
+from .platform import SideThread, anew_in_a_child, for_with, native_lock, start_native_thread
 from .protocol import Backend, Held, Notice, Queued, Renewal
 
 # How early a lease may be renewed to share a call with another lease.
@@ -34,8 +28,10 @@ _TOGETHER = 0.25
 # other end is gone in silence, the lower bound for a server that is only slow.
 _SHORTEST, _LONGEST = 0.2, 5.0
 
-_Route: TypeAlias = tuple[int, object]
-_Asked: TypeAlias = list[tuple[Lease, list[Renewal]]]
+# What is sent for a lease in this state.
+_VERBS = {State.HELD: "renew", State.WAITING: "heartbeat"}
+#: A verb and, of the leases that share one call, which backend and route.
+_Call: TypeAlias = tuple[str, int, object]
 _aside = SideThread()
 
 
@@ -51,7 +47,7 @@ class KeepAlive:
         self._running = False
         self._wake_at = 0.0
         self._used = False
-        self._outages: WeakKeyDictionary[Backend, dict[object, Outage]] = WeakKeyDictionary()
+        self._outages: WeakKeyDictionary[Backend, dict[_Call, Outage]] = WeakKeyDictionary()
         self._starting = for_with(native_lock())
         self._bell = native_lock()
         self._bell.acquire()
@@ -150,16 +146,15 @@ class KeepAlive:
         """Look after everything that is due. Returns when the next look is due."""
         now = time.monotonic()
         self._tell_losses()
-        due = [
-            (verb, route, leases)
-            for route, both in self._due(now).items()
-            for verb, leases in zip(("renew", "heartbeat"), both, strict=True)
-            if leases
-        ]
+        due = self._due(now)
+
+        def turn(call: _Call) -> tuple[int, bool]:
+            return self._outage(call, due[call]).failures, call[0] == "heartbeat"
+
         # Those that answer come first. After one that does not, they may be due again: with several
         # silent servers, or nodes of a cluster, their leases would otherwise wait for all of these.
-        for each in sorted(due, key=lambda each: self._outage(*each).failures):
-            if not self._guarded(*each):
+        for call in sorted(due, key=turn):
+            if not self._make(call, due[call]):
                 break
         return self._next(now)
 
@@ -170,37 +165,43 @@ class KeepAlive:
         idle = now + LONG if used else math.inf
         return min((lease.next_look for lease in self.leases()), default=idle)
 
-    def _guarded(self, verb: str, route: _Route, leases: list[Lease]) -> bool:
-        backend, outage = leases[0].backend, self._outage(verb, route, leases)
-        with outage:  # whatever it is, it is tried again until the deadline
-            sent, asked, every = ask_for(leases)
-            found = getattr(backend, verb)(every, within=self._patience(sent, outage.failures))
-            (self._renewed if verb == "renew" else self._beaten)(sent, asked, found)
-            return True
-        self._put_off(leases, outage)
-        return False
-
-    def _outage(self, verb: str, route: _Route, leases: Sequence[Lease]) -> Outage:
-        tries = self._outages.setdefault(leases[0].backend, {})
-        return tries.setdefault((verb, route), Outage("renewing leases", _aside))
-
-    def _due(self, now: float) -> dict[_Route, tuple[list[Lease], list[Lease]]]:
-        """The leases to renew now, and the waiters that need a heartbeat, by what they share."""
-        routes: dict[_Route, tuple[list[Lease], list[Lease]]] = {}
+    def _due(self, now: float) -> dict[_Call, list[Lease]]:
+        """The leases to renew now and the waiters that need a heartbeat, by call."""
+        calls: dict[_Call, list[Lease]] = {}
         for lease in self.leases():
             if now >= lease.listen_at and lease.open_inbox is not None:
                 lease.listen_at = math.inf
                 lease.open_inbox()
-            if lease.due <= now + _TOGETHER * lease.waiter_lease / 3:
+            verb = _VERBS.get(lease.state)
+            if verb and lease.due <= now + _TOGETHER * lease.waiter_lease / 3:
                 # Not by the backend: another way to the same Redis is equal, and has other
                 # credentials and another number of replicas.
-                route = id(lease.backend), lease.backend.route(lease.claim.names)
-                held, waiting = routes.setdefault(route, ([], []))
-                if lease.state is State.HELD:
-                    held.append(lease)
-                elif lease.state is State.WAITING:
-                    waiting.append(lease)
-        return routes
+                call = verb, id(lease.backend), lease.backend.route(lease.claim.names)
+                calls.setdefault(call, []).append(lease)
+        return calls
+
+    def _outage(self, call: _Call, leases: Sequence[Lease]) -> Outage:
+        tries = self._outages.setdefault(leases[0].backend, {})
+        return tries.setdefault(call, Outage("renewing leases", _aside))
+
+    def _make(self, call: _Call, leases: list[Lease]) -> bool:
+        """Make a call. False if nobody has answered."""
+        verb, backend, outage = call[0], leases[0].backend, self._outage(call, leases)
+        with outage:  # whatever it is, it is tried again until the deadline
+            asked = [(lease, lease.renewals()) for lease in leases]
+            sent = time.monotonic()  # from now on it counts
+            every = [each for _, renewals in asked for each in renewals]
+            patience = self._patience(sent, outage.failures)
+            found = iter(getattr(backend, verb)(every, within=patience))
+            told = self._renewal_answered if verb == "renew" else self._heartbeat_answered
+            for lease, renewals in asked:
+                answers = [next(found) for _ in renewals]
+                # Else it was released meanwhile, and another attempt has followed.
+                if lease.claim.attempt_id == renewals[0].attempt_id:
+                    told(lease, renewals, sent, answers)
+            return True
+        self._put_off(leases, outage)
+        return False
 
     def _tell_losses(self) -> None:
         for lease in self.leases():
@@ -223,29 +224,25 @@ class KeepAlive:
             lease.due = again + min(1.0, lease.waiter_lease / 15)
         self._tell_losses()  # what comes next may take as long
 
-    def _renewed(self, sent: float, asked: _Asked, answers: Iterable[bool]) -> None:
-        answers = iter(answers)
-        for lease, renewals in asked:
-            kept = [(renewal.name, next(answers)) for renewal in renewals]
-            if lease.claim.attempt_id != renewals[0].attempt_id:
-                continue  # of an attempt that was released, and that another has followed
-            # A name that is not in the claim any more was released meanwhile.
-            if not all(is_kept for name, is_kept in kept if name in lease.claim.names):
-                self._lose(lease, "the server does not have the hold any more")
-            elif not lease.renew(sent, renewals[0].lease) and lease.lost:
-                self._lose(lease, "its renewal was answered after the lease had run out")
+    def _renewal_answered(
+        self, lease: Lease, renewals: Sequence[Renewal], sent: float, answers: Sequence[bool]
+    ) -> None:
+        """The renewal of a lease came back."""
+        # A name that is not in the claim any more was released meanwhile.
+        gone = [each.name for each, kept in zip(renewals, answers, strict=True) if not kept]
+        if not set(gone).isdisjoint(lease.claim.names):
+            self._lose(lease, "the server does not have the hold any more")
+        elif not lease.renew(sent, renewals[0].lease) and lease.lost:
+            self._lose(lease, "its renewal was answered after the lease had run out")
 
-    def _beaten(self, sent: float, asked: _Asked, answers: Iterable[Held | Queued | None]) -> None:
-        answers = iter(answers)
-        for lease, renewals in asked:
-            self._told(lease, renewals[0], sent, [next(answers) for _ in renewals])
-
-    def _told(
-        self, lease: Lease, renewal: Renewal, sent: float, answers: Sequence[Held | Queued | None]
+    def _heartbeat_answered(
+        self,
+        lease: Lease,
+        renewals: Sequence[Renewal],
+        sent: float,
+        answers: Sequence[Held | Queued | None],
     ) -> None:
         """A heartbeat came back for a lease that waits, or waited when the heartbeat was sent."""
-        if lease.claim.attempt_id != renewal.attempt_id:
-            return
         if any(answer is None for answer in answers):
             # The place is gone: the waiter has to ask again. A grant that was announced meanwhile
             # stands: the server made it after this answer.
@@ -253,9 +250,9 @@ class KeepAlive:
                 lease.ring()
         elif all(isinstance(answer, Held) for answer in answers):
             fences = tuple(answer.fences[0] for answer in answers if isinstance(answer, Held))
-            self._granted(lease, renewal.attempt_id, fences, sent=sent)
+            self._granted(lease, renewals[0].attempt_id, fences, sent=sent)
             # The message came first: then this answer still says that the hold has a whole lease.
-            lease.renew(sent, renewal.lease)
+            lease.renew(sent, renewals[0].lease)
         else:
             queued = [answer for answer in answers if isinstance(answer, Queued)]
             lease.wait_on(sent, min((q.recheck for q in queued if q.recheck > 0), default=0.0))
@@ -297,12 +294,6 @@ def lose(lease: Lease, reason: str, say: Say = lambda call: call()) -> bool:
             say(partial(logger.error, text, lease.claim.names, exc_info=error))
     say(partial(lease.tell, "lost", reason, since))
     return True
-
-
-def ask_for(leases: Sequence[Lease]) -> tuple[float, _Asked, list[Renewal]]:
-    """What is sent for leases: from now on it counts; by lease; and all in a row."""
-    asked = [(lease, lease.renewals()) for lease in leases]
-    return time.monotonic(), asked, [each for _, renewals in asked for each in renewals]
 
 
 keepalive = KeepAlive()

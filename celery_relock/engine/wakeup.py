@@ -65,10 +65,7 @@ class Listening:
         self._set_tried()
         if isinstance(error, LockConfigError) and not self._refused:
             self._refused = True
-            logger.warning(
-                "Cannot hear of grants, so waiters find out seconds later: %s",
-                error,
-            )
+            logger.warning("Cannot hear of grants, so waiters find out seconds later: %s", error)
         logger.debug("The inbox lost its connection and opens it again: %s", error)
         return self._pause
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable
 
 import redis
 
 from celery_relock.engine.lease import State
 from celery_relock.engine.protocol import Conflict, Held
-from celery_relock.engine.renewal import ask_for, keepalive
+from celery_relock.engine.renewal import keepalive
 from tests.support import leftovers
 from tests.support.companion import running
 from tests.support.long import LONG
@@ -200,9 +201,9 @@ def test_a_lock_that_is_not_left_to_a_retry_is_not_missed_by_a_renewal_on_its_wa
 ) -> None:
     one = runs()
     lease = one.held("a", "b")
-    sent, asked, _ = ask_for([lease])
+    renewals, sent = lease.renewals(), time.monotonic()
     lease.narrow((True, False))
-    keepalive._renewed(sent, asked, [True, False])
+    keepalive._renewal_answered(lease, renewals, sent, [True, False])
     assert not lease.lost
-    keepalive._renewed(sent, asked, [False, True])
+    keepalive._renewal_answered(lease, renewals, sent, [False, True])
     assert lease.lost

@@ -51,7 +51,7 @@ from ...engine.protocol import (
 from ...errors import LockUnavailable, RelockError
 from .connections import BRIEF, Call, Effort, Transport
 from .errors import check_server, fields_of, passes, reply_of, translate, with_locks
-from .keys import SCHEMA, Keys
+from .keys import SCHEMA, Keys, in_parts
 from .replies import as_text, hold_info, taken_holds
 from .scripts import scripts
 
@@ -349,10 +349,7 @@ class RedisBackend:
             place["stuck"] = claim.stuck
         who = f"{claim.execution_id} {claim.attempt_id} {claim.owner}"
         limits = " ".join(map(str, claim.limits))
-        args = [
-            f"{who} {_ms(claim.lease)} {claim.by_owner:d} {inbox} {limits}",
-            claim.label,
-        ]
+        args = [f"{who} {_ms(claim.lease)} {claim.by_owner:d} {inbox} {limits}", claim.label]
         if place or claim.ancestors:
             args.append(" ".join(claim.ancestors))
         if place:
@@ -408,13 +405,6 @@ class RedisBackend:
                 translate(heard),
             )
 
-    def _parts(self, renewals: Sequence[Renewal]) -> list[list[int]]:
-        """The indexes of the renewals for each call: of one bucket, `BATCH` at most."""
-        of_bucket: dict[int, list[int]] = {}
-        for index, renewal in enumerate(renewals):
-            of_bucket.setdefault(self.keys.bucket(renewal.name), []).append(index)
-        return [x[i : i + BATCH] for x in of_bucket.values() for i in range(0, len(x), BATCH)]
-
     def _in_batches(
         self,
         verb: str,
@@ -424,28 +414,25 @@ class RedisBackend:
         once: bool = False,
     ) -> list[Any]:
         """One line of a reply for each renewal."""
-        script, found = self._scripts[verb], [None] * len(renewals)
-        parts = self._parts(renewals)
-        calls = [call([renewals[index] for index in part]) for part in parts]
-        # Under gevent the connections of the keep-alive thread are that thread's alone.
-        renewing = within is not None and not once
+        script = self._scripts[verb]
+        parts = in_parts(renewals, lambda each: self.keys.bucket(each.name), BATCH)
+        calls = list(map(call, parts))
+        effort = Effort(within, once, renewing=within is not None and not once)
         if within is None and self.transport.buckets == 1:
             outcomes = [self.transport.run(script, *each)[0] for each in calls]
         else:
-            outcomes = self.transport.run_each(script, calls, Effort(within, once), renewing)
+            outcomes = self.transport.run_each(script, calls, effort)
+        found: dict[Renewal, Any] = {}
         for part, its_call, outcome in zip(parts, calls, outcomes, strict=True):
             lines = outcome
             if isinstance(outcome, TryAgainError) and verb == "renew":
                 # While a slot moves, its keys are at two nodes, so each key needs its own call.
-                single = [call([renewals[index]]) for index in part]
-                effort = Effort(within, once)
-                replies = self.transport.run_each(script, single, effort, renewing)
+                replies = self.transport.run_each(script, [call([each]) for each in part], effort)
                 lines = [reply_of(each)[0] for each in replies]
             elif isinstance(outcome, Exception) and within is None:
                 lines, *_ = self.transport.run(script, *its_call)  # with the transport's patience
-            for index, line in zip(part, reply_of(lines), strict=True):
-                found[index] = line
-        return found
+            found.update(zip(part, reply_of(lines), strict=True))
+        return [found[renewal] for renewal in renewals]
 
     def _buckets(self) -> range:
         return range(self.keys.buckets)

@@ -60,10 +60,6 @@ class Node(NamedTuple):
 Remap: TypeAlias = "Callable[[tuple[str, int]], tuple[str, int]]"
 
 
-class Unserved(ConnectionError):
-    """No node serves a slot."""
-
-
 class Map:
     """The master of each bucket, learnt from any node that answers, and corrected by redirections.
     It needs no mutex: if two threads ask at the same time, either answer will do.
@@ -100,7 +96,7 @@ class Map:
         """
         node = self._serving.get(bucket) or self.look().get(bucket)
         if node is None:
-            raise Unserved(
+            raise ConnectionError(
                 f"no node of the Redis Cluster serves slot {self._slots[bucket]}: see CLUSTER INFO"
             )
         return node
@@ -115,7 +111,7 @@ class Map:
         for bucket, node in sorted((self._serving or self.look()).items()):
             found.setdefault(node, []).append(bucket)
         if not found:
-            raise Unserved("no node of the Redis Cluster serves a slot: see CLUSTER INFO")
+            raise ConnectionError("no node of the Redis Cluster serves a slot: see CLUSTER INFO")
         return found
 
     def told(self, bucket: int, by: Node, error: Any) -> Node:
@@ -166,7 +162,7 @@ class Map:
             link.send_command("CLUSTER", "SLOTS", check_health=False)
             ranges: list[Any] = link.read_response(disable_decoding=True)
             if not ranges:  # it was removed, and left running and in the URL
-                raise Unserved(
+                raise ConnectionError(
                     f"no node of the Redis Cluster serves a slot, says {node.host}:{node.port}: "
                     "see CLUSTER INFO"
                 )
@@ -224,10 +220,8 @@ class Cluster(Transport):
         self._nodes: dict[tuple[Node, bool], Connections] = {}
         self._closed_at = {False: 0.0, True: 0.0}
 
-    def run_each(
-        self, script: Script, calls: Sequence[Call], effort: Effort, renewing: bool = False
-    ) -> list[Any]:
-        self._close_old(renewing)
+    def run_each(self, script: Script, calls: Sequence[Call], effort: Effort) -> list[Any]:
+        self._close_old(effort.renewing)
         there: dict[Node, list[int]] = {}
         outcomes: list[Any] = [None] * len(calls)
         calls = [(whole(script, keys), args) for keys, args in calls]
@@ -239,16 +233,14 @@ class Cluster(Transport):
         for node, indexes in there.items():
             part = [calls[index] for index in indexes]
             try:
-                replies = self._at(node, renewing).call(script, part, effort)
+                replies = self._at(node, effort.renewing).call(script, part, effort)
             except FAULTS as error:
                 self.map.silent(node)
                 with suppress(*FAULTS):  # for the next call
                     self.map.look(min(effort.within or _BRIEF, _BRIEFLY))
                 replies = [error] * len(indexes)
             for index, reply in zip(indexes, replies, strict=True):
-                outcomes[index] = self._followed(
-                    script, calls[index], effort, node, reply, renewing
-                )
+                outcomes[index] = self._followed(script, calls[index], effort, node, reply)
         return outcomes
 
     def at(self, key: str) -> Connections:
@@ -283,29 +275,21 @@ class Cluster(Transport):
 
     def _close_old(self, renewing: bool) -> None:
         """Close what was idle for a minute at any node: one that serves no bucket any more is never
-        used again. Under gevent a socket belongs to its thread, so each closes its own."""
+        used again. The keep-alive thread closes its own."""
         if (now := time.monotonic()) - self._closed_at[renewing] > IDLE_FOR:
             self._closed_at[renewing] = now
             for (_, of_renewals), links in self._nodes.copy().items():
                 if of_renewals == renewing:
                     links.close(IDLE_FOR)
 
-    def _followed(
-        self,
-        script: Script,
-        call: Call,
-        effort: Effort,
-        node: Node,
-        said: Any,
-        renewing: bool,
-    ) -> Any:
+    def _followed(self, script: Script, call: Call, effort: Effort, node: Node, said: Any) -> Any:
         """The outcome of a call that a node has answered, after any redirections."""
         for _ in range(_HOPS):
             if not isinstance(said, AskError):  # MOVED is one, too
                 return said
             node, asking = self.map.told(bucket_of(call[0][0]), node, said), type(said) is AskError
             try:
-                (said,) = self._at(node, renewing).call(script, [call], effort, asking)
+                (said,) = self._at(node, effort.renewing).call(script, [call], effort, asking)
             except FAULTS as error:
                 return error
         return _circle(said) if isinstance(said, AskError) else said
@@ -321,9 +305,9 @@ class Cluster(Transport):
         return self._failover
 
 
-def _circle(said: Exception) -> Unserved:
+def _circle(said: Exception) -> ConnectionError:
     """The error for a command that was redirected too often."""
-    return Unserved(
+    return ConnectionError(
         "the nodes of the Redis Cluster do not agree on which node serves this slot: see CLUSTER "
         f"NODES at each node ({said})"
     )

@@ -22,12 +22,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-from redis import CredentialProvider
-from redis.exceptions import ConnectionError as NoConnection
 from redis.exceptions import NoScriptError, ResponseError
 from redis.exceptions import TimeoutError as AnswerTimeout
 
-from ...engine import events, platform
+from ...engine import platform
 from ...engine.protocol import Notice
 from ...errors import LockConfigError, LockUnavailable
 from .errors import FAULTS, TooFewReplicas, demoted, note_address, passes, translate
@@ -103,6 +101,8 @@ class Effort:
     Attributes:
         within: seconds for each answer, if fewer than the connection's own timeout.
         once: whether to send the command once only, over a new connection, which cannot be stale.
+        renewing: whether the keep-alive thread calls. Under gevent a socket belongs to its thread,
+            so that thread has connections of its own.
         unheard: how many tries were not answered and can have been executed. A try that failed to
             connect was not executed; an error of the server is an answer.
         sent: when the last try was sent (`time.monotonic()`). A lease counts from then.
@@ -110,6 +110,7 @@ class Effort:
 
     within: float | None = None
     once: bool = False
+    renewing: bool = False
     unheard: int = 0
     sent: float = 0.0
 
@@ -123,8 +124,7 @@ class Connections:
         options: the keywords of that class.
         replicas: how many replicas must have a hold before it is valid.
         limit: seconds for a connect and for an answer, for the connections of the keep-alive
-            thread. That thread has its own list, because under gevent a socket belongs to the
-            thread that created it.
+            thread.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Connections:
         self._limit = limit
         self._pid = os.getpid()
         self._idle: deque[tuple[float, Any]] = deque()
-        self._replicas = replicas
+        self.replicas = replicas
 
     def call(
         self, script: Script, calls: Sequence[Call], effort: Effort, asking: bool = False
@@ -178,12 +178,12 @@ class Connections:
             # again, and only then the next holder would hear of its grant (benchmarks/handover.py).
             commands.insert(0, ("PING",))
         ahead = len(commands) - len(calls)
-        if not self._replicas.needed or script.name not in PROMISES:
+        if not self.replicas.needed or script.name not in PROMISES:
             return self.ask(commands, effort)[ahead:]
         # WAIT counts the writes of its own connection, so it is sent along.
         bound = min(filter(None, (effort.within, self._limit, self._options["socket_timeout"])))
-        *replies, copies = self.ask([*commands, self._replicas.wait(bound)], effort)
-        self._replicas.check(script, replies[ahead:], copies, effort)
+        *replies, copies = self.ask([*commands, self.replicas.wait(bound)], effort)
+        self.replicas.check(script, replies[ahead:], copies, effort)
         return replies[ahead:]
 
     def ask(self, commands: Sequence[Command | Encoded], effort: Effort) -> list[Any]:
@@ -194,8 +194,7 @@ class Connections:
         """
         within = effort.within
         while True:
-            new = self.make(within) if effort.once else None
-            link, idle = (new, None) if new else self._take(within)
+            link, idle = (self.make(within), None) if effort.once else self._take(within)
             try:
                 if idle is None:
                     link.connect()
@@ -239,8 +238,6 @@ class Connections:
         """A new connection, outside of the list. It connects when it is used. `within`: seconds for
         its connect and each answer, if fewer than its own timeouts."""
         options = {**self._options, **address}
-        if provider := options.get("credential_provider"):
-            options["credential_provider"] = _Provider(provider)
         if least := min(filter(None, (within, self._limit)), default=None):
             for name in ("socket_timeout", "socket_connect_timeout"):
                 options[name] = min(options[name], least)
@@ -286,21 +283,6 @@ class Connections:
                 idle.popleft()[1].disconnect()
         except IndexError:  # another thread was faster
             return
-
-
-class _Provider(CredentialProvider):
-    """A provider of credentials. While it fails, Redis cannot be reached."""
-
-    def __init__(self, provider: CredentialProvider) -> None:
-        self._provider = provider
-
-    def get_credentials(self) -> Any:
-        try:
-            return self._provider.get_credentials()
-        except Exception as error:
-            if events.is_thrown_in(error) or isinstance(error, FAULTS):
-                raise
-            raise NoConnection(f"the credential provider failed: {error!r}") from error
 
 
 def _read(link: Any, within: float | None) -> Any:
@@ -406,11 +388,8 @@ class Transport(ABC):
         return self.PATIENCE
 
     @abstractmethod
-    def run_each(
-        self, script: Script, calls: Sequence[Call], effort: Effort, renewing: bool = False
-    ) -> list[Any]:
-        """The outcome of each call, a reply or an error. A failed call is not repeated. `renewing`:
-        the keep-alive thread calls."""
+    def run_each(self, script: Script, calls: Sequence[Call], effort: Effort) -> list[Any]:
+        """The outcome of each call, a reply or an error. A failed call is not repeated."""
 
     @abstractmethod
     def at(self, key: str) -> Connections:
@@ -431,25 +410,18 @@ class Server(Transport):
     Args:
         work: connections for commands.
         renewals: connections for the keep-alive thread.
+        address: of the server.
     """
 
-    def __init__(
-        self,
-        work: Connections,
-        renewals: Connections,
-        addresses: Iterable[tuple[Any, ...]],
-        replicas: Replicas,
-    ) -> None:
-        super().__init__(addresses, replicas)
+    def __init__(self, work: Connections, renewals: Connections, address: tuple[Any, ...]) -> None:
+        super().__init__([address], work.replicas)
         self._work = work
         self._renewals = renewals
         # How often a command found out that its server is a replica now.
         self._moves = 0
 
-    def run_each(
-        self, script: Script, calls: Sequence[Call], effort: Effort, renewing: bool = False
-    ) -> list[Any]:
-        links = self._renewals if renewing else self._work
+    def run_each(self, script: Script, calls: Sequence[Call], effort: Effort) -> list[Any]:
+        links = self._renewals if effort.renewing else self._work
         try:
             found = links.call(script, calls, effort)
         except FAULTS as error:

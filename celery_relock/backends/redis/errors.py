@@ -103,25 +103,16 @@ _FOR_GOOD = {
 }
 _AWAY = "Redis cannot be reached: check that it runs, and the address"
 # What a verb does, where its name does not say so to a person.
-_DOES = {
-    "place": "take a place in",
-    "debounce": "look for",
-    "force_release": "release",
-}
+_DOES = {"place": "take a place in", "debounce": "look for", "force_release": "release"}
 # What a name stands for that is not a lock's own.
 _WHAT = {MARKER: "the dedup marker for", DEBOUNCE: "the burst of calls for", LINE: "the order of"}
 _FOR_GOOD["WRONGPASS"] = _FOR_GOOD["NOAUTH"]
 _FOR_GOOD["RELOCK-FOREIGN"] = _FOR_GOOD["WRONGTYPE"]
 _FOR_GOOD["CROSSSLOT"] = _FOR_GOOD["ASK"] = _FOR_GOOD["MOVED"]
 
-_PASSING = frozenset(
-    (
-        *("READONLY", "LOADING", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN", "BUSY", "MAXCLIENTS"),
-        # After a failover the replicas need a moment to find the new master.
-        *("NOREPLICAS", "TOOFEW", "UNBLOCKED"),
-    )
-)
-
+# What takes longer than seconds to pass. (Too few replicas do not: after a failover they need a
+# moment to find the new master.)
+_LASTING = ("OOM", "KILLED", "MISCONF", "NOT-REDIS")
 
 # Who has the permissions that locks need may lack these.
 _TO_LOOK = re.compile(r"'(h?scan)' command")
@@ -200,9 +191,9 @@ def demoted(error: Exception) -> bool:
 def passes(error: Exception) -> bool:
     """Whether the same command can succeed within seconds."""
     code = _code(error)
-    if code in _FOR_GOOD or code in _FOR_NOW:
-        return code in _PASSING
-    return _is_of_the_way(error)
+    if code in _FOR_NOW:
+        return code not in _LASTING
+    return code not in _FOR_GOOD and _is_of_the_way(error)
 
 
 def forbids(error: Exception, *, is_old: bool = True) -> bool:

@@ -86,14 +86,13 @@ class Examination(NamedTuple):
 
     def servers(self, trips: int) -> list[Server]:
         needed = self.transport.replicas.needed
-        masters = self.transport.masters()
-        return [_server(links, trips)._replace(needed=needed) for links, _ in masters]
+        return [_server(links, trips, needed) for links, _ in self.transport.masters()]
 
     def refused(self) -> list[str]:
         every = [
             what
             for links, buckets in self.transport.masters()
-            for what in self._at(links, buckets[0])
+            for what in self._refused_at(links, buckets[0])
         ]
         return list(dict.fromkeys(every))
 
@@ -172,7 +171,7 @@ class Examination(NamedTuple):
                         int(place.get("sent") or 0),
                     )
 
-    def _at(self, links: Connections, bucket: int) -> Iterator[str]:
+    def _refused_at(self, links: Connections, bucket: int) -> Iterator[str]:
         """The permissions that the user lacks at a server."""
         namespace, key = self.own_keys.namespace, f"{self.own_keys.prefix(bucket)}-"
         channel = self.own_keys.inbox("-", bucket)
@@ -224,7 +223,7 @@ def _some_keys(links: Connections, most: int) -> list[str]:
     return names
 
 
-def _server(links: Connections, count: int) -> Server:
+def _server(links: Connections, count: int, needed: int) -> Server:
     asked: list[Command] = [("INFO", section) for section in _SECTIONS]
     *info, saves = _allowed(links.answers(*asked, ("CONFIG", "GET", "save")))
     fields: dict[str, str] = {}
@@ -240,7 +239,7 @@ def _server(links: Connections, count: int) -> Server:
             clocks.append((took, _seconds(told) - sent - took / 2))
     took, clock = min(clocks, default=(0.0, 0.0))
     told = saves[1].decode() if isinstance(saves, list) and len(saves) == 2 else None
-    return Server(fields, told, (clock, took / 2), tuple(sorted(trips)))
+    return Server(fields, told, (clock, took / 2), tuple(sorted(trips)), needed)
 
 
 def _allowed(answers: Sequence[Any]) -> Sequence[Any]:

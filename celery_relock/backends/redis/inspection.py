@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...engine import ids
-from ...engine.inspection import LockInfo, ParkedMessage, Waiter, holder_of, told_by
+from ...engine.events import told_by
+from ...engine.inspection import LockInfo, ParkedMessage, Waiter, holder_of
 from ...engine.protocol import KEPT, SHARED, HoldInfo
 from .connections import Command, Connections, Effort, Transport
 from .errors import reply_of
-from .keys import SCHEMA, Keys, bucket_of
+from .keys import SCHEMA, Keys, bucket_of, in_parts
 from .replies import as_text, hold_info, taken_holds
 from .scripts import Script
 
@@ -63,18 +64,9 @@ class Inspection(NamedTuple):
         return keys
 
     def survey(self, keys: Sequence[str], holders: int, waiters: int) -> list[LockInfo]:
-        found: dict[str, LockInfo] = {}
-        together: dict[int, list[str]] = {}
-        for key in keys:
-            if _is_text(key):
-                together.setdefault(bucket_of(key), []).append(key)
-            else:
-                found[key] = LockInfo(self._name(key), 0.0, foreign=True)
-        parts = [
-            part[start : start + _SURVEYED]
-            for part in together.values()
-            for start in range(0, len(part), _SURVEYED)
-        ]
+        foreign = (key for key in keys if not _is_text(key))
+        found = {key: LockInfo(self._name(key), 0.0, foreign=True) for key in foreign}
+        parts = in_parts((key for key in keys if key not in found), bucket_of, _SURVEYED)
         replies = self._run("survey", parts, [str(holders), str(waiters), ""])
         for part, reply in zip(parts, replies, strict=True):
             at, rows = reply[0] / 1000, reply[1:]

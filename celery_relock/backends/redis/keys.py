@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from ...engine import ids
 from ...engine.protocol import LINE, MARKER
 from ...errors import LockConfigError
+
+_T = TypeVar("_T")
 
 SCHEMA = 2
 # More than there will be masters, and few enough for a look at all of them.
@@ -110,12 +113,7 @@ class Keys:
         times."""
         bucket = self.bucket(line)
         of_line = [self.of_lock(kind, line) for kind in "qwm"]
-        return [
-            *self.claim([line], execution_id),
-            *of_line,
-            self.sent(bucket),
-            self.due(bucket),
-        ]
+        return [*self.claim([line], execution_id), *of_line, self.sent(bucket), self.due(bucket)]
 
     def other_layout(self, schema: str, buckets: str) -> LockConfigError:
         """The error for a namespace in which another version keeps its locks."""
@@ -140,6 +138,14 @@ def bucket_of(key: str) -> int:
     """The bucket of a key. A namespace has no braces, so the first braces are the bucket's."""
     start = key.index("{") + 1
     return int(key[start : key.index("}", start)])
+
+
+def in_parts(items: Iterable[_T], bucket: Callable[[_T], int], most: int) -> list[list[_T]]:
+    """The items for each call of a script: of one bucket, so many at most."""
+    of_bucket: dict[int, list[_T]] = {}
+    for item in items:
+        of_bucket.setdefault(bucket(item), []).append(item)
+    return [x[i : i + most] for x in of_bucket.values() for i in range(0, len(x), most)]
 
 
 def absent(key: str) -> str:

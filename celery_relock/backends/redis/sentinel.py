@@ -39,10 +39,6 @@ class SentinelsAway(redis.ConnectionError):
     """No Sentinel answers."""
 
 
-class MasterAway(redis.ConnectionError):
-    """The Sentinels answer that there is no master now."""
-
-
 class Vote(NamedTuple):
     """What a Sentinel answers. The greatest vote counts: the latest epoch's, and within an epoch
     that of the Sentinel that leads the failover. It answers the new address while its own state
@@ -117,7 +113,7 @@ class Finder:
 
         Raises:
             SentinelsAway: no Sentinel answers.
-            MasterAway: there is no master now.
+            ConnectionError: there is no master now, as the Sentinels answer.
             LockConfigError: the Sentinels do not know the service, or refuse to answer.
         """
         self._looked = time.monotonic()
@@ -136,16 +132,12 @@ class Finder:
 
     def look(self) -> None:
         """Find the master again if the last look is long ago. A failure leaves the address."""
-        if self.is_due():
-            with suppress(*FAULTS, RelockError):
-                self.find(_LOOK_WITHIN)
-
-    def is_due(self) -> bool:
-        """Whether `look` would ask the Sentinels."""
         # A look in vain can cost a command half a second. At first it is soon made up for, as the
         # Sentinels are slow while they have a failover.
         pause = min(2.0 ** min(self._failed, 4), _LOOK_LATER) if self._failed else LOOK_EVERY
-        return time.monotonic() - self._looked >= pause
+        if time.monotonic() - self._looked >= pause:
+            with suppress(*FAULTS, RelockError):
+                self.find(_LOOK_WITHIN)
 
     def _ask_all(self, each: float) -> tuple[list[Vote], dict[Address, Exception], set[str]]:
         """The votes of the Sentinels, until more than half have a usable one: a single Sentinel can
@@ -205,16 +197,13 @@ class Finder:
         return pool.connection_class(**pool.connection_kwargs)
 
     def _nobody(
-        self,
-        votes: Sequence[Vote],
-        failures: Mapping[Address, Exception],
-        services: set[str],
+        self, votes: Sequence[Vote], failures: Mapping[Address, Exception], services: set[str]
     ) -> Exception:
         of = f"the master of {self.service!r}"
         said = "; ".join(f"{host}:{port}: {error}" for (host, port), error in failures.items())
         if votes:
             host, port = max(votes).address
-            return MasterAway(
+            return redis.ConnectionError(
                 f"the Sentinels say that {of}, {host}:{port}, is down: a failover is going on, or "
                 f"no replica can take over; or each of them knows fewer other Sentinels than "
                 f"min_other_sentinels={self._least}"
@@ -224,7 +213,7 @@ class Finder:
                 f"the Sentinels know no service {self.service!r}, but "
                 f"{', '.join(map(repr, sorted(services))) or 'none at all'}: correct master_name"
             )
-            return MasterAway(f"{text} ({said})") if failures else LockConfigError(text)
+            return redis.ConnectionError(f"{text} ({said})") if failures else LockConfigError(text)
         refusals = redis.ResponseError, redis.AuthenticationError
         if all(isinstance(error, refusals) for error in failures.values()):
             return LockConfigError(

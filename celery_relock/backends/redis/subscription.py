@@ -54,13 +54,12 @@ class Subscription:
             self.link.connect()
             if not (sharded and self._subscribe_sharded(channels)):
                 self._subscribe([("SUBSCRIBE", *channels)], len(channels))
-        except FAULTS as error:
+        except BaseException as error:
             self.close()
             if isinstance(error, MovedError):
                 raise LockUnavailable(f"a slot of the inbox has moved: {error}") from error
-            raise translate(error) from error
-        except BaseException:
-            self.close()
+            if isinstance(error, FAULTS):
+                raise translate(error) from error
             raise
 
     def hear(self, seconds: float) -> Notice | None:

@@ -7,7 +7,6 @@ is database 0, port 0 the default port) and unquotes a query twice before versio
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -25,17 +24,18 @@ from redis.connection import URL_QUERY_ARGUMENT_PARSERS
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
+from ...engine import events, ids
 from ...engine.protocol import LONGEST
 from ...errors import LockConfigError
 from .cluster import FAILOVER, Cluster, Node, Remap
 from .connections import NONE, Connections, Replicas, Server, Transport
+from .errors import FAULTS
 from .sentinel import Finder, ToMaster, Watched
 
 _Made = TypeVar("_Made", bound=Transport)
 
-# redis-py reads these in a URL as text before 8.
-_NUMBERS = dict.fromkeys(("ssl_min_version",), int)
-_PARSERS: Mapping[str, Any] = {**_NUMBERS, **URL_QUERY_ARGUMENT_PARSERS}
+# redis-py reads the first in a URL as text before 8.
+_PARSERS: Mapping[str, Any] = {"ssl_min_version": int, **URL_QUERY_ARGUMENT_PARSERS}
 
 _SOCKETS = ("unix", "socket", "redis+socket")
 _SCHEMES = ("redis", "rediss", "sentinel", "redis+cluster", "rediss+cluster", *_SOCKETS)
@@ -161,7 +161,7 @@ def _server(options: dict[str, Any], replicas: Replicas) -> Transport:
     where = kwargs.get("path") or ("127.0.0.1" if host == "localhost" else host)
     address = where, str(kwargs.get("port") or 6379), str(kwargs["db"])
     lists = Connections(kind, kwargs, replicas), Connections(kind, kwargs, replicas, limit=1.0)
-    return _known(Server(*lists, [address], replicas), options)
+    return _known(Server(*lists, address), options)
 
 
 def _watched(options: dict[str, Any], finder: Finder, replicas: Replicas) -> Watched:
@@ -170,8 +170,7 @@ def _watched(options: dict[str, Any], finder: Finder, replicas: Replicas) -> Wat
     address = finder.service, *hosts, str(kwargs["db"])
     work = ToMaster(finder, kind, kwargs, replicas)
     renewals = ToMaster(finder, kind, kwargs, replicas, limit=1.0)
-    made = Watched(finder, work, renewals, [address], replicas)
-    return _known(made, options, finder.asked)
+    return _known(Watched(finder, work, renewals, address), options, finder.asked)
 
 
 def _cluster(
@@ -196,7 +195,7 @@ def _known(made: _Made, options: Mapping[str, Any], *more: Any) -> _Made:
     """Set the fingerprint of a transport, a digest that reveals no password."""
     given = sorted(options.items(), key=repr)
     parts = type(made), sorted(made.addresses), made.replicas, given, more
-    made.fingerprint = hashlib.sha256(repr(parts).encode()).hexdigest()
+    made.fingerprint = ids.digest(repr(parts).encode())
     return made
 
 
@@ -214,6 +213,9 @@ def _kind(options: Mapping[str, Any]) -> tuple[type[Any], dict[str, Any]]:
     names = ("driver_info",) if hasattr(redis, "DriverInfo") else ("lib_name", "lib_version")
     kwargs |= dict.fromkeys(names)
     kwargs["db"] = str(options["db"]) if options.get("db") else 0  # 0 is not sent
+    provider = kwargs.get("credential_provider")
+    if provider and not isinstance(provider, _Provider):  # that of a client
+        kwargs["credential_provider"] = _Provider(lambda: provider)
     return kind, kwargs
 
 
@@ -281,17 +283,17 @@ def _of_cluster(
     url: str, ssl: Any, given: dict[str, Any], shown: str, replicas: Replicas
 ) -> Cluster:
     scheme, _, rest = url.strip().partition("://")
-    hosts = re.split("[/?#]", rest.rpartition("@")[2], maxsplit=1)[0]
+    hosts = _hosts(url.strip())
     if not hosts or "://" in rest:
         raise LockConfigError(
             f"{shown} is not the URL of a cluster, such as "
             "redis+cluster://user:password@node1:6379,node2:6379"
         )
     secure = scheme.lower().partition("+")[0]
-    login, tail = rest.rpartition("@")[:2], rest.rpartition("@")[2][len(hosts) :]
+    login, at, there = rest.rpartition("@")
     seeds, options = [], {}
     for each in hosts.split(","):
-        options = _options(f"{secure}://{''.join(login)}{each}{tail}", ssl, shown)
+        options = _options(f"{secure}://{login}{at}{each}{there[len(hosts) :]}", ssl, shown)
         seeds.append(Node(options["host"], options["port"]))
     if options["db"]:
         raise LockConfigError(f"{shown}: a cluster has only database 0. Leave the number out")
@@ -371,20 +373,27 @@ def _refuse_misspelt(name: str, shown: str) -> None:
 def _provider(dotted: str) -> Any:
     """An object that provides credentials for each connection. Celery's URLs name its class."""
     module, _, name = dotted.replace(":", ".").rpartition(".")
-    return _Named(getattr(import_module(module), name))
+    return _Provider(getattr(import_module(module), name))
 
 
-class _Named(CredentialProvider):
-    """The provider of a URL, made when it is first asked: what it asks itself may be away."""
+class _Provider(CredentialProvider):
+    """A provider of credentials, made when it is first asked: what it asks itself may be away. Then
+    Redis cannot be reached."""
 
-    def __init__(self, kind: Callable[[], CredentialProvider]) -> None:
-        self._kind = kind
+    def __init__(self, make: Callable[[], CredentialProvider]) -> None:
+        self._make = make
         self._made: CredentialProvider | None = None
 
     def get_credentials(self) -> Any:
-        if self._made is None:
-            self._made = self._kind()
-        return self._made.get_credentials()
+        try:
+            if self._made is None:
+                self._made = self._make()
+            return self._made.get_credentials()
+        except Exception as error:
+            if events.is_thrown_in(error) or isinstance(error, FAULTS):
+                raise
+            said = f"the credential provider failed: {error!r}"
+            raise redis.ConnectionError(said) from error
 
 
 def _tls(
@@ -434,7 +443,7 @@ def _check_tls(options: Mapping[str, Any], shown: str) -> None:
 
 def _hosts(url: str) -> str:
     """Host and port of a URL, even if they are not well formed."""
-    return re.split("[/?]", url.partition("://")[2].rpartition("@")[2], maxsplit=1)[0]
+    return re.split("[/?#]", url.partition("://")[2].rpartition("@")[2], maxsplit=1)[0]
 
 
 def _number(given: Mapping[str, Any], name: str, default: float | None, shown: str) -> Any:

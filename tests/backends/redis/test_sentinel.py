@@ -49,7 +49,8 @@ def everybody_looks_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
             return find(finder, within)
 
     monkeypatch.setattr(Finder, "find", find_alone)
-    monkeypatch.setattr(Finder, "is_due", lambda _: True)
+    monkeypatch.setattr(sentinel, "LOOK_EVERY", 0.0)
+    monkeypatch.setattr(sentinel, "_LOOK_LATER", 0.0)
     monkeypatch.setattr(sentinel, "_LOOK_WITHIN", 3.0)
 
 
@@ -390,10 +391,14 @@ def test_a_look_in_vain_is_soon_made_up_for(
     backend: Any = runs.engine.backend
     for each in service.sentinels:
         service.freeze(each)
-    backend.transport.finder.look()
-    assert not backend.transport.finder.is_due()
+    finder = backend.transport.finder
+    wait_for(lambda: finder.look() or finder._failed, what="a look in vain")
+    in_vain = finder._looked
+    finder.look()
+    assert finder._looked == in_vain
     service.unfreeze()
-    wait_for(backend.transport.finder.is_due, 7, what="the next look, after two seconds, not ten")
+    due = "the next look, after two seconds, not ten"
+    wait_for(lambda: finder.look() or finder._looked > in_vain, 7, what=due)
 
 
 def test_the_latest_word_counts_where_sentinels_do_not_agree(

@@ -369,6 +369,7 @@ def test_tls_options_for_a_unix_socket_are_refused() -> None:
         ("redis://u:se/cr#e?t@h", "redis://u:***@h"),
         ("u:secret@h", "u:***@h"),
         ("redis://u:secret", "redis://u:***"),
+        ("u:secret", "u:***"),
         ("redis://u:sec,ret", "redis://u:***"),
         ("redis+cluster://h1:1,h2:2", "redis+cluster://h1:1,h2:2"),
         ("redis://u:secret/0", "redis://u:***"),
