@@ -68,9 +68,6 @@ class Template:
         self.source = source
         self._parts = tuple(_parse(source))
 
-    def __repr__(self) -> str:
-        return f"Template({self.source!r})"
-
     @property
     def names(self) -> tuple[str, ...]:
         """The arguments it reads, in their order."""
