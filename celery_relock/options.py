@@ -446,13 +446,11 @@ class LockOptions:
         limits."""
         if isinstance(self.mode, list):
             return SHARED if all(self.mode[number] == "shared" for number in numbers) else 1
-        return min(map(self._limit_of_part, numbers))
-
-    def _limit_of_part(self, number: int) -> int:
-        if isinstance(self.limit, Mapping):
-            return self.limit.get(self._parts[number], 1)
-        assert isinstance(self.limit, list)
-        return self.limit[number]
+        limits = self.limit
+        if isinstance(limits, Mapping):
+            limits = [limits.get(part, 1) for part in self._parts]
+        assert isinstance(limits, list), "see Declaration.limits"
+        return min(limits[number] for number in numbers)
 
     @property
     def longest_burst(self) -> float:
