@@ -18,7 +18,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from . import engines
-from .declaration import declaration, engine_of, is_locked, locked_tasks
+from .declaration import engine_of, locked_tasks
 from .engine import diagnosis
 from .engine.diagnosis import ERROR, NOTICE, SEVERITIES, WARNING, Finding
 from .engine.events import duration
@@ -101,8 +101,7 @@ def examine(
         try:
             findings += asked.judge(app, engine)
         except LockConfigError as error:
-            if not any(str(error) == each.what for each in findings):
-                findings.append(_wrong_setting(error))
+            findings.append(_wrong_setting(error))
     if engine is not None:
         findings += _backend(app, engine, asked, facts)
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
@@ -201,9 +200,7 @@ def _tasks(app: Any) -> Iterator[Finding]:
     try:
         app.loader.import_default_modules()
         app.finalize()
-        for task in app.tasks.values():
-            if is_locked(type(task)):
-                declaration(type(task))
+        locked_tasks(app)
     except Exception as error:  # noqa: BLE001 - whatever an import raises is the finding
         yield Finding(
             "tasks",
@@ -288,10 +285,6 @@ def _wrong_setting(error: LockConfigError) -> Finding:
     )
 
 
-def _debounced(app: Any) -> list[str]:
-    return [each.options.task for each in locked_tasks(app) if each.options.debounce]
-
-
 def _engine(app: Any, place: Any, namespace: str, findings: list[Finding]) -> Engine | None:
     try:
         return engines.engine_for(place, namespace) if app is None else engine_of(app)
@@ -309,7 +302,13 @@ def _backend(
 ) -> Iterator[Finding]:
     if not isinstance(engine.backend, Inspectable):
         if app is None:  # else the settings say so
-            yield _unshared()
+            yield Finding(
+                "redis",
+                ERROR,
+                "memory:// keeps the locks in the memory of each process",
+                "Executions with one lock name run at the same time in two processes.",
+                "Give the URL of a Redis.",
+            )
         return
     asks = engine.backend.examination()
     try:
@@ -317,17 +316,7 @@ def _backend(
         yield from _permissions(asks.refused())
         memory = asks.memory(_SAMPLE)
         yield from _memory(memory, facts)
-        if not engine.backend.inspection().has_layout() and not (memory and memory.kinds):
-            yield _unused(memory)
-        elif memory and memory.namespaces:
-            yield Finding(
-                "namespace",
-                NOTICE,
-                f"in this database there are other namespaces, too: {', '.join(memory.namespaces)}",
-                "Processes with different namespaces do not exclude each other.",
-                "If one of them is a web process or a script of this program, give it "
-                "relock_namespace, or the namespace= of its Lock.",
-            )
+        yield from _namespaces(memory, engine.backend.inspection().has_layout())
         parked = asks.parked(_PARKED)
         facts["parked_sample"] = [each._asdict() for each in parked]
         yield from _parked(app, engine, workers, parked)
@@ -371,8 +360,8 @@ def _of_servers(servers: list[Server], facts: dict[str, Any]) -> Iterator[Findin
     yield from diagnosis.of_servers(servers)
 
 
-# Permissions without which locks work, more slowly; and permissions that only the doctor needs.
-_SLOWER = ("+publish", "+subscribe", "+spublish", "+ssubscribe", "+ping")
+# Permissions without which waiters are not notified; and those that only the doctor needs.
+_NOTIFIES = ("+publish", "+subscribe", "+spublish", "+ssubscribe")
 _CURIOUS = ("+info", "+config|get", "+scan", "+dbsize", "+memory|usage")
 
 
@@ -380,46 +369,39 @@ def _permissions(refused: list[str]) -> Iterator[Finding]:
     for what in refused:
         # Some managed servers have renamed CONFIG, for everybody.
         or_so = ", or the server has no such command" if what.startswith("+") else ""
-        lacks = f"the Redis user lacks {what}{or_so}"
         if what in _CURIOUS:
-            yield Finding(
-                "permissions",
-                NOTICE,
-                lacks,
+            severity = NOTICE
+            why = (
                 "Locks do not need this permission. But `relock doctor`, `ls` and `stats` see less "
-                "without it, and a worker does not warn of a server that can lose parked tasks.",
-                f"ACL SETUSER … {what}; where the server has renamed the command, nothing.",
+                "without it, and a worker does not warn of a server that can lose parked tasks."
             )
-        elif what in _SLOWER or what.startswith("&"):
-            yield Finding(
-                "permissions",
-                WARNING,
-                lacks,
+            more = "; where the server has renamed the command, nothing."
+        elif what == "+ping":
+            severity, more = WARNING, ""
+            why = "A connection that was silent for 15 s cannot be tested, and is closed."
+        elif what in _NOTIFIES or what.startswith("&"):
+            severity, more = WARNING, ""
+            why = (
                 "Waiters are not notified of grants: they find out by a heartbeat, seconds later. "
                 "A lost lock is noticed late."
-                if what != "+ping"
-                else "A connection that was silent for 15 s cannot be tested, and is closed.",
-                f"ACL SETUSER … {what}",
             )
         else:
-            yield Finding(
-                "permissions",
-                ERROR,
-                lacks,
-                "Tasks that need this permission fail with LockConfigError.",
-                f"ACL SETUSER … {what}; the docs list all, under 'A user and a password'.",
-            )
+            severity = ERROR
+            why = "Tasks that need this permission fail with LockConfigError."
+            more = "; the docs list all, under 'A user and a password'."
+        lacks = f"the Redis user lacks {what}{or_so}"
+        yield Finding("permissions", severity, lacks, why, f"ACL SETUSER … {what}{more}")
 
 
 def _memory(memory: Memory | None, facts: dict[str, Any]) -> Iterator[Finding]:
     if memory is None:
         return
-    share = memory.keys / memory.seen if memory.seen else 1.0
+    share = max(memory.keys / memory.seen, 1.0) if memory.seen else 1.0
     kinds: list[dict[str, Any]] = [
         {
             "kind": kind.name,
-            "keys": round(kind.keys * max(share, 1.0)),
-            "bytes": round(kind.keys * max(share, 1.0) * kind.bytes_each),
+            "keys": round(kind.keys * share),
+            "bytes": round(kind.keys * share * kind.bytes_each),
         }
         for kind in memory.kinds
     ]
@@ -444,26 +426,26 @@ def _memory(memory: Memory | None, facts: dict[str, Any]) -> Iterator[Finding]:
         )
 
 
-def _unshared() -> Finding:
-    return Finding(
-        "redis",
-        ERROR,
-        "memory:// keeps the locks in the memory of each process",
-        "Executions with one lock name run at the same time in two processes.",
-        "Give the URL of a Redis.",
-    )
-
-
-def _unused(memory: Memory | None) -> Finding:
+def _namespaces(memory: Memory | None, is_known: bool) -> Iterator[Finding]:
     others = ", ".join(memory.namespaces) if memory else ""
-    return Finding(
-        "namespace",
-        WARNING if others else NOTICE,
-        "no lock was ever acquired in this namespace"
-        + (f"; in this database there are the namespaces {others}" if others else ""),
-        "Processes with different namespaces do not exclude each other.",
-        "If workers have run, compare relock_namespace and relock_url with theirs.",
-    )
+    if not is_known and not (memory and memory.kinds):
+        yield Finding(
+            "namespace",
+            WARNING if others else NOTICE,
+            "no lock was ever acquired in this namespace"
+            + (f"; in this database there are the namespaces {others}" if others else ""),
+            "Processes with different namespaces do not exclude each other.",
+            "If workers have run, compare relock_namespace and relock_url with theirs.",
+        )
+    elif others:
+        yield Finding(
+            "namespace",
+            NOTICE,
+            f"in this database there are other namespaces, too: {others}",
+            "Processes with different namespaces do not exclude each other.",
+            "If one of them is a web process or a script of this program, give it "
+            "relock_namespace, or the namespace= of its Lock.",
+        )
 
 
 # -- The workers -----------------------------------------------------------------------------------
@@ -682,7 +664,8 @@ def _bursts(app: Any, workers: _Workers, parked: Iterable[ParkedTask]) -> Iterat
         "Give every process the same broker_url (or broker_write_url), character by character "
         "except for user and password, and every Celery() the same name."
     )
-    if own not in homes and (debounced := _debounced(app)):
+    here = [] if own in homes else [each.options for each in locked_tasks(app)]
+    if debounced := [each.task for each in here if each.debounce]:
         yield Finding(
             "bursts",
             ERROR,
