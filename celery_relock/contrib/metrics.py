@@ -114,8 +114,10 @@ def connect(by: str, record: Record, templates: bool = False) -> None:
 
 
 def _counts(name: str, **labels: str) -> Callable[..., _Measured]:
-    def rule(**_: Any) -> _Measured:
-        yield name, 1, labels
+    """Counts one, with these labels, or with those of its signal."""
+
+    def rule(**told: Any) -> _Measured:
+        yield name, 1, labels or {label: told[label] for label in COUNTERS[name].labels}
 
     return rule
 
@@ -142,10 +144,6 @@ def _conflict(policy: str, waited: float, **_: Any) -> _Measured:
         yield "wait", waited, {}
 
 
-def _unavailable(policy: str, **_: Any) -> _Measured:
-    yield "unavailable", 1, {"policy": policy}
-
-
 def _released(fence: int, held: float, reentered: bool, **_: Any) -> _Measured:
     if fence and not reentered:
         yield "hold", held, {}
@@ -155,10 +153,6 @@ def _lost(held: float, **_: Any) -> _Measured:
     yield "lost", 1, {}
     if held:
         yield "hold", held, {}
-
-
-def _forced(action: str, **_: Any) -> _Measured:
-    yield "forced", 1, {"action": action}
 
 
 _RULES: dict[Any, Callable[..., _Measured]] = {
@@ -172,10 +166,10 @@ _RULES: dict[Any, Callable[..., _Measured]] = {
     signals.lock_duplicate: _counts("duplicates"),
     signals.lock_released: _released,
     signals.lock_lost: _lost,
-    signals.lock_unavailable: _unavailable,
+    signals.lock_unavailable: _counts("unavailable"),
     signals.lock_unprotected: _counts("unprotected"),
     signals.lock_reclaimed: _counts("reclaimed"),
-    signals.lock_forced: _forced,
+    signals.lock_forced: _counts("forced"),
     signals.lock_unrenewed: _counts("renewal_failures"),
 }
 
