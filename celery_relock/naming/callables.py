@@ -72,14 +72,31 @@ class ByName:
         self, function: Callable[..., Any], where: str, known: Collection[str] | None = None
     ) -> None:
         self.function = function
-        self.where = where
         # What a partial has fixed by keyword looks like a default, and is meant to stay.
         self.fixed = frozenset(function.keywords if isinstance(function, partial) else ())
         self.positional: list[str] = []
         self.by_keyword: list[str] = []
         self.takes_all = False
-        for parameter in self._parameters():
-            self._plan(parameter, known)
+        try:
+            parameters = read_signature(function).parameters
+        except (TypeError, ValueError) as error:
+            raise LockConfigError(
+                f"{where} does not tell which arguments it takes: {error}. Wrap it in a function "
+                "that names them."
+            ) from error
+        for name, parameter in parameters.items():
+            kind = parameter.kind
+            if kind == parameter.VAR_KEYWORD:
+                self.takes_all = True
+            elif kind != parameter.VAR_POSITIONAL:
+                of = self.positional if kind == parameter.POSITIONAL_ONLY else self.by_keyword
+                of.append(name)
+                if known is not None and name not in known and parameter.default is parameter.empty:
+                    hint = suggestion(name, known)
+                    raise LockConfigError(
+                        f"{where} wants {name!r}, which the task does not take."
+                        + (_HOW_TO_GET_SELF if name in ("self", "cls") else hint)
+                    )
 
     def __call__(self, arguments: Mapping[str, object]) -> Any:
         positional = [
@@ -89,27 +106,3 @@ class ByName:
         skipped = self.fixed.union(self.positional)
         keywords = {n: arguments[n] for n in wanted if n in arguments and n not in skipped}
         return self.function(*positional, **keywords)
-
-    def _parameters(self) -> list[inspect.Parameter]:
-        try:
-            return list(read_signature(self.function).parameters.values())
-        except (TypeError, ValueError) as error:
-            raise LockConfigError(
-                f"{self.where} does not tell which arguments it takes: {error}. Wrap it in a "
-                "function that names them."
-            ) from error
-
-    def _plan(self, parameter: inspect.Parameter, known: Collection[str] | None) -> None:
-        name, kind = parameter.name, parameter.kind
-        if kind == parameter.VAR_POSITIONAL:
-            return
-        if kind == parameter.VAR_KEYWORD:
-            self.takes_all = True
-            return
-        (self.positional if kind == parameter.POSITIONAL_ONLY else self.by_keyword).append(name)
-        if known is not None and name not in known and parameter.default is parameter.empty:
-            hint = suggestion(name, known)
-            raise LockConfigError(
-                f"{self.where} wants {name!r}, which the task does not take."
-                + (_HOW_TO_GET_SELF if name in ("self", "cls") else hint)
-            )

@@ -25,6 +25,7 @@ from . import canonical
 _FIELD = re.compile(r"(?P<name>[^.\[\]]*)(?P<path>(?:\.[^.\[\]]*|\[[^\]]*\])*)")
 _STEP = re.compile(r"\.(?P<attribute>[^.\[\]]*)|\[(?P<item>[^\]]*)\]")
 _FORMATTED = (str, int, float, Decimal, datetime, date, time)
+_INDEXED = (list, tuple, deque, str)
 _CONTAINERS = (list, tuple, set, frozenset, deque, Mapping)
 _MISSING = object()
 MAX_NAME_BYTES = 4096
@@ -213,13 +214,11 @@ def _rendered(field: _Field, arguments: Mapping[str, object]) -> str:
 
 
 def _follow(value: object, step: _Step) -> object:
-    plain = canonical.settle(value)
+    plain, found = canonical.settle(value), _MISSING
     if isinstance(plain, Mapping):
         found = _entry(plain, step.key)
-    elif step.is_attribute or not isinstance(plain, (list, tuple, deque, str)):
-        found = _MISSING
-    else:
-        found = _element(plain, step.key)
+    elif isinstance(plain, _INDEXED) and not step.is_attribute and step.key.isdecimal():
+        found = plain[int(step.key)] if int(step.key) < len(plain) else _MISSING
     # A mapping's own attributes are its methods; those of a list or a text are no better.
     if found is not _MISSING or step.key.startswith("_") or isinstance(value, (Mapping, list, str)):
         return found
@@ -233,12 +232,6 @@ def _entry(mapping: Mapping[Any, object], key: str) -> object:
     for candidate in mapping:
         if not isinstance(candidate, str) and canonical.key_text(candidate) == wanted:
             return mapping[candidate]
-    return _MISSING
-
-
-def _element(sequence: Any, index: str) -> object:
-    if index.isdecimal() and int(index) < len(sequence):
-        return sequence[int(index)]
     return _MISSING
 
 
