@@ -114,7 +114,7 @@ def _seconds(least: float, *, above: bool = False) -> Check:
 def _key(value: Any) -> Any:
     """Check the type alone: `NameRule.compile` checks whether a lock_key fits the task."""
     parts = value if isinstance(value, list | tuple) else (value,)
-    if value is None or value is False or all(map(_makes_names, parts)):
+    if value is None or value is False or all(isinstance(p, str) or callable(p) for p in parts):
         return value
     raise ValueError(value)
 
@@ -133,10 +133,6 @@ def _modes(value: Any) -> list[str]:
     if isinstance(value, list | tuple) and value:
         return [_word(*MODES)(each) for each in value]
     raise ValueError(value)
-
-
-def _makes_names(part: Any) -> bool:
-    return isinstance(part, str | staticmethod) or callable(part)
 
 
 def _option(default: Any, check: Check, allowed: str) -> Any:
