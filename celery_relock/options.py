@@ -111,6 +111,10 @@ def _seconds(least: float, *, above: bool = False) -> Check:
     return check
 
 
+_above_zero = _seconds(0, above=True)
+_SECONDS_ABOVE_0 = "seconds above 0, or a timedelta, at most ten years"
+
+
 def _key(value: Any) -> Any:
     """Check the type alone: `NameRule.compile` checks whether a lock_key fits the task."""
     parts = value if isinstance(value, list | tuple) else (value,)
@@ -179,21 +183,17 @@ class LockOptions:
     # When a second call for the same lock name is a duplicate, which is not sent.
     dedup: Any = _option(
         None,
-        _either(_off, _word("until_start", "until_done"), _seconds(0, above=True)),
+        _either(_off, _word("until_start", "until_done"), _above_zero),
         "None, 'until_start', 'until_done', or seconds above 0, at most ten years",
     )
     # What the caller of a duplicate gets.
     on_duplicate: str = _one_of("existing", "raise", "drop", "replace")
     # Seconds without a call for the same lock name after which a burst of calls is sent as one.
-    debounce: float | None = _option(
-        None,
-        _either(_off, _seconds(0, above=True)),
-        "None, seconds above 0, or a timedelta, at most ten years",
-    )
+    debounce: float | None = _option(None, _either(_off, _above_zero), f"None, {_SECONDS_ABOVE_0}")
     # Seconds after its first call at which a burst is sent, even if calls still come.
     debounce_max: float | None = _option(
         None,
-        _either(_none, _seconds(0, above=True)),
+        _either(_none, _above_zero),
         "None, seconds from lock_debounce, or a timedelta, at most ten years",
     )
     # Merges the arguments of a call with those of the calls before it in the burst.
@@ -215,11 +215,7 @@ class LockOptions:
         "each part of lock_key",
     )
     # Seconds for which the lock stays held after the task has succeeded.
-    cooldown: float | None = _option(
-        None,
-        _either(_none, _seconds(0, above=True)),
-        "None, seconds above 0, or a timedelta, at most ten years",
-    )
+    cooldown: float | None = _option(None, _either(_none, _above_zero), f"None, {_SECONDS_ABOVE_0}")
     # Who can re-enter a lock that is held.
     reentrant: str = _one_of("inline", "descendants", "workflow")
     # Who owns the lock while the task holds it.
@@ -233,9 +229,7 @@ class LockOptions:
     # Keep the lock through the countdown of `self.retry()`.
     keep_on_retry: bool = _option(False, _flag, "True or False")
     # Seconds a workflow keeps its lock between two steps, or after a retry is due.
-    gap_ttl: float = _option(
-        300.0, _seconds(0, above=True), "seconds above 0, or a timedelta, at most ten years"
-    )
+    gap_ttl: float = _option(300.0, _above_zero, _SECONDS_ABOVE_0)
     # What a step does if the lock of its workflow has ended.
     on_gap: str = _one_of("tell", "raise")
     # What happens if the lease ends while the body still runs.
@@ -245,9 +239,7 @@ class LockOptions:
     # In which order the calls of one lock name run.
     order: str | None = _option(None, _either(_none, _word("sent")), "None or 'sent'")
     # Seconds for which `lock_order="sent"` waits for a message that is late.
-    order_gap: float = _option(
-        60.0, _seconds(0, above=True), "seconds above 0, or a timedelta, at most ten years"
-    )
+    order_gap: float = _option(60.0, _above_zero, _SECONDS_ABOVE_0)
     # Which place a retry has in the order.
     order_retry: str = _one_of("keep", "end")
     # How many messages can be parked for one lock. The next fails with `LockConflict`.
