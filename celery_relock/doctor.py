@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import get_close_matches
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -31,8 +31,8 @@ from .settings import (
     SETTINGS,
     backend_settings,
     enabled,
-    option_defaults,
     plain_names,
+    read_by_tasks,
     visibility_timeout,
 )
 from .version import __version__
@@ -64,7 +64,7 @@ class Report(Plain):
     """
 
     findings: tuple[Finding, ...]
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any]
 
     @property
     def worst(self) -> str:
@@ -129,7 +129,7 @@ def quick(app: Any) -> tuple[Finding, ...]:
 
 def _settings(app: Any) -> Iterator[Finding]:
     try:
-        option_defaults(app)
+        read_by_tasks(app)
         is_on = enabled(app)
         in_memory = is_on and backend_settings(app).in_memory
     except LockConfigError as error:
@@ -460,13 +460,13 @@ class _Workers:
     Attributes:
         told: what workers with the library say about it, by worker name (`bootstep.Locks.info`).
         tasks: the registered tasks of every worker.
-        queues: the consumed queues of every worker.
+        queues: the queues that any of them consumes.
         is_whole: whether every worker that answered has told all of this.
     """
 
     told: dict[str, _Told]
     tasks: dict[str, list[str]]
-    queues: dict[str, list[str]]
+    queues: set[str]
     is_whole: bool
 
     @classmethod
@@ -513,7 +513,7 @@ class _Workers:
         return cls(
             {name: each["relock"] for name, each in stats.items() if "relock" in each},
             tasks,
-            {name: [queue["name"] for queue in each] for name, each in queues.items()},
+            {queue["name"] for each in queues.values() for queue in each},
             not halves,
         )
 
@@ -609,7 +609,7 @@ def _parked(
     own, of_others = parking.homes(app), set()
     unserved: dict[str, ParkedTask] = {}
     is_known = workers is not None and workers.is_whole and parking.can_answer(app)
-    read = {name for names in workers.queues.values() for name in names} if workers else set()
+    read = workers.queues if workers is not None else set()
     for each in parked:
         if each.home not in own:
             if not (each.lock.startswith(DEBOUNCE) and workers and workers.told):  # see `_bursts`
@@ -691,7 +691,7 @@ def describe(report: Report) -> Iterator[str]:
         yield f"{finding.severity.upper()}: {finding.what}"
         yield f"  why: {finding.why}"
         yield f"  do:  {finding.do}"
-    facts: Mapping[str, Any] = report.facts
+    facts = report.facts
     for server in facts.get("servers", ()):
         trip = server["round_trip"]
         yield (

@@ -23,8 +23,9 @@ SETTINGS = (
     *("min_replicas", "min_replicas_timeout", "prefix", "enabled"),
     *("remember", "max_parked_messages", "max_parked_bytes"),
 )
-# The transport options that we read. `relock_transport_options` has one more.
+# The transport options of Celery that we read, and those of `relock_transport_options`.
 _TRANSPORT = ("master_name", "sentinel_kwargs", "min_other_sentinels")
+_OWN_TRANSPORT = (*_TRANSPORT, "patience")
 _REDIS = ("redis", "rediss", "unix", "socket", "redis+socket", "sentinel")
 # Split a list of URLs where the next URL starts: a password can contain a semicolon.
 _NEXT_URL = re.compile(r";(?=[\w+.-]+://|\Z)")
@@ -126,18 +127,13 @@ def enabled(app: Any) -> bool:
     return value
 
 
-def option_defaults(app: Any) -> dict[str, object]:
-    """The app-wide defaults that are set, by option name.
+def read_by_tasks(app: Any) -> dict[str, object]:
+    """Those settings that a task reads when it is declared, by their names without `relock_`: the
+    defaults of its options, and the prefix.
 
     Raises:
         LockConfigError: there is an unknown setting `relock_…`.
     """
-    return {name: each for name, each in read_by_tasks(app).items() if name in OPTION_NAMES}
-
-
-def read_by_tasks(app: Any) -> dict[str, object]:
-    """Those settings that a task reads when it is declared, by their names without `relock_`: the
-    defaults of its options, and the prefix. Raises as `option_defaults`."""
     conf = _read(app)
     found = {name: _get(conf, _PREFIX + name) for name in ("prefix", *OPTION_NAMES)}
     return {name: value for name, value in found.items() if value is not _UNSET}
@@ -305,10 +301,10 @@ def _own_transport(conf: Any) -> Mapping[str, Any] | None:
         kind = type(own).__qualname__
         raise LockConfigError(f"settings: relock_transport_options must be a dict, not {kind}")
     for name in own:
-        if name not in (*_TRANSPORT, "patience"):
-            known = ", ".join((*_TRANSPORT, "patience"))
+        if name not in _OWN_TRANSPORT:
             raise LockConfigError(
-                f"settings: relock_transport_options has no option {name!r}. There are {known}"
+                f"settings: relock_transport_options has no option {name!r}. There are "
+                + ", ".join(_OWN_TRANSPORT)
             )
     return own
 
