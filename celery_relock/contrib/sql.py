@@ -195,8 +195,7 @@ def _see(connection: Any, row: str, token: int) -> bool:
     """Show the database a token. Returns whether the token is the highest."""
     if hasattr(connection, "run_sync"):
         raise _refused(connection, ": await connection.run_sync(fence, name, token)")
-    if _is_session(connection):
-        connection = _connection_of(connection)
+    connection = _connection_of(connection)
     if hasattr(connection, "exec_driver_sql"):
         from sqlalchemy import text
 
@@ -236,15 +235,14 @@ def _is_highest(cursor: Any, statement: str, token: int) -> bool:
     return bool(cursor.rowcount == 1)
 
 
-def _is_session(connection: Any) -> bool:
-    return hasattr(connection, "get_bind") and hasattr(connection, "connection")
-
-
-def _connection_of(session: Any) -> Any:
+def _connection_of(connection: Any) -> Any:
+    """The connection, or that of SQLAlchemy's Session."""
+    if not (hasattr(connection, "get_bind") and hasattr(connection, "connection")):
+        return connection
     from sqlalchemy.exc import UnboundExecutionError
 
     try:
-        return session.connection()
+        return connection.connection()
     except UnboundExecutionError as error:
         raise LockConfigError(
             "a fence needs the connection of the database that has the data, and this Session has "
@@ -259,8 +257,7 @@ def _is_django(connection: Any) -> bool:
 
 def _driver_of(connection: Any) -> Any:
     """The connection of the database's driver."""
-    if _is_session(connection):
-        connection = _connection_of(connection)
+    connection = _connection_of(connection)
     if hasattr(connection, "exec_driver_sql"):
         return connection.connection.driver_connection
     return connection.connection if _is_django(connection) else connection
