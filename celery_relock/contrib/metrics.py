@@ -211,15 +211,13 @@ class Figures:
             now = time.monotonic()
             if now - self._read_at >= FRESH:
                 try:
-                    self._found = self._look()
+                    found = self._locks.stats()
                 except RelockError as error:
                     self._found = None
                     logger.warning("Cannot count the locks: %s", error)
+                else:
+                    self._found = {name: float(getattr(found, name)) for name in GAUGES}
+                    self._found["waiting"] -= found.parked
                 self._read_at = time.monotonic()
                 self.took = self._read_at - now
             return self._found
-
-    def _look(self) -> dict[str, float]:
-        found = self._locks.stats()
-        gauges = {name: float(getattr(found, name)) for name in GAUGES}
-        return {**gauges, "waiting": found.waiting - found.parked}
