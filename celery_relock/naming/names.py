@@ -219,13 +219,10 @@ class _Task:
         return lambda arguments: made(seen(arguments, name))
 
     def _of_template(self, source: str) -> _Maker:
-        try:
-            template = Template(source)
-        except LockConfigError as error:
-            raise LockConfigError(f"{self.where}: {error.reason}") from error
+        template = Template(source, self.name)
         given = {name: value for name, value in self.given.items() if name in template.names}
         if self.known is not None:
-            template.check((*self.known, *given), self.name)
+            template.check((*self.known, *given))
         if not template.names:
             check_name(source, self.where)
         if missing := [name for name in template.names if name in self.unnamed]:
@@ -237,8 +234,8 @@ class _Task:
         for literal in filter(str.strip, template.literals):
             check_name(literal, self.where)
         if not given:
-            return partial(template.render, task=self.name)
-        return lambda arguments: template.render({**given, **arguments}, task=self.name)
+            return template.render
+        return lambda arguments: template.render({**given, **arguments})
 
     def _of_callable(self, part: Any) -> _Maker:
         function = part.__func__ if isinstance(part, staticmethod) else part
