@@ -460,24 +460,19 @@ class LockOptions:
         Raises:
             LockConfigError: the callable failed, or returned an invalid value.
         """
-        if self.mode != "exclusive":
-            mode = self.mode
-            if callable(mode):
-                mode = self._called("mode", arguments, _word(*MODES), "'exclusive' or 'shared'")
-            return SHARED if mode == "shared" else 1
-        if isinstance(self.limit, int):
-            return self.limit
-        number: int = self._called("limit", arguments, _count, "a whole number from 1")
-        return number
+        mode = self._for_call("mode", arguments, _word(*MODES), "'exclusive' or 'shared'")
+        limit: int = self._for_call("limit", arguments, _count, "a whole number from 1")
+        return SHARED if mode == "shared" else limit
 
-    def _called(
+    def _for_call(
         self, option: str, arguments: Mapping[str, object], check: Check, allowed: str
     ) -> Any:
-        """The value that the callable in an option returns for a call."""
-        function = getattr(self, option)
-        assert callable(function), "see Declaration.limits"
+        """An option for a call: what the callable in it returns, if there is one."""
+        value = getattr(self, option)
+        if not callable(value):
+            return value
         where = f"task {self.task}: the callable in lock_{option}"
-        made = called(where, ByName(function, where), arguments)
+        made = called(where, ByName(value, where), arguments)
         try:
             return check(made)
         except ValueError:
