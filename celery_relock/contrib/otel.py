@@ -37,24 +37,20 @@ def instrument(
             lock, and an event for each wait and each loss.
     """
     meter = api.get_meter(_NAME, __version__, meter_provider)
-    made: dict[str, Any] = {
-        name: meter.create_counter(f"relock.{name}", description=each.about)
+    measures: dict[str, Callable[[float, dict[str, str]], None]] = {
+        name: meter.create_counter(f"relock.{name}", description=each.about).add
         for name, each in metrics.COUNTERS.items()
     }
     for name, each in metrics.HISTOGRAMS.items():
-        made[name] = meter.create_histogram(
+        measures[name] = meter.create_histogram(
             f"relock.{name}",
             unit="s",
             description=each.about,
             explicit_bucket_boundaries_advisory=list(metrics.BOUNDS),
-        )
+        ).record
 
     def record(name: str, value: float, labels: Mapping[str, str]) -> None:
-        attributes = {f"relock.{label}": text for label, text in labels.items()}
-        if name in metrics.HISTOGRAMS:
-            made[name].record(value, attributes)
-        else:
-            made[name].add(value, attributes)
+        measures[name](value, {f"relock.{label}": text for label, text in labels.items()})
 
     metrics.connect("otel", record, templates)
     if spans:
