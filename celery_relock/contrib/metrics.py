@@ -77,6 +77,8 @@ GAUGES = {
     "markers": "Calls that lock_dedup knows to be queued or running",
     "bursts": "Bursts of calls that lock_debounce keeps until no more calls come",
 }
+#: The histograms and gauges that are in seconds.
+SECONDS = (*HISTOGRAMS, "oldest_wait", "oldest_hold")
 #: Upper bounds of the histograms' buckets, in seconds.
 BOUNDS = (0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
 

@@ -77,7 +77,7 @@ def observe(locks: Any, meter_provider: MeterProvider | None = None) -> None:
         return callback
 
     for name, about in metrics.GAUGES.items():
-        unit = "s" if name.startswith("oldest_") else ""
+        unit = "s" if name in metrics.SECONDS else ""
         meter.create_observable_gauge(f"relock.{name}", [values(name)], unit, about)
 
 

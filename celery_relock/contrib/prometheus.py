@@ -32,8 +32,6 @@ from ..errors import LockConfigError
 from . import metrics
 
 PREFIX = "relock_"
-# The metrics whose names end with the unit, `_seconds`.
-_SECONDS = {"wait", "hold", "oldest_wait", "oldest_hold"}
 _FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 _ID = "celery_relock.prometheus"
 # The registry of the first call of `instrument`.
@@ -96,7 +94,7 @@ def _measure(templates: bool, buckets: Sequence[float], registry: CollectorRegis
 
 def metric_name(name: str) -> str:
     """The name of an instrument in Prometheus. The client appends `_total` to counters."""
-    return f"{PREFIX}{name}{'_seconds' if name in _SECONDS else ''}"
+    return f"{PREFIX}{name}{'_seconds' if name in metrics.SECONDS else ''}"
 
 
 def _serve_from_worker(port: int, addr: str, registry: CollectorRegistry) -> None:
