@@ -18,7 +18,7 @@ from .engine.engine import Engine
 from .engine.events import logger
 from .engine.platform import Guard
 from .errors import LockConfigError
-from .naming.callables import ByName, read_signature
+from .naming.callables import by_name, read_signature
 from .naming.names import NameRule, bind, seen, signature_of
 from .options import OPTION_NAMES, LockOptions
 from .settings import BackendSettings, backend_settings, enabled, name_prefix, read_by_tasks
@@ -250,7 +250,7 @@ def _declare(cls: Any) -> Declaration:
             if callable(function := getattr(options, option)):
                 where = f"task {name}: the callable in lock_{option}"
                 # Refuses what would always fail.
-                ByName(function, where, None if rule.rest else signature.parameters)
+                by_name(function, where, None if rule.rest else signature.parameters)
     enters = getattr(cls, "enters_workflows", False)
     begins = enters or options.hold == "workflow"
     return Declaration(options, rule, app, enters, begins, name_prefix(app), settings)

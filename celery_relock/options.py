@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from .engine.protocol import LONGEST, MODES, SHARED
 from .errors import LockConfigError
-from .naming.callables import ByName, called, read_signature
+from .naming.callables import by_name, called, read_signature
 
 # Seconds an execution can wait in its worker slot if lock_max_wait is not set.
 _PATIENCE = 60.0
@@ -65,7 +65,7 @@ def _flag(value: Any) -> bool:
 
 
 def _callable(value: Any) -> Any:
-    """A function of the arguments that it names: `naming.callables.ByName` checks them."""
+    """A function of the arguments that it names: `naming.callables.by_name` checks them."""
     if not callable(value) or iscoroutinefunction(value):
         raise ValueError(value)
     return value
@@ -472,7 +472,7 @@ class LockOptions:
         if not callable(value):
             return value
         where = f"task {self.task}: the callable in lock_{option}"
-        made = called(where, ByName(value, where), arguments)
+        made = called(where, by_name(value, where), arguments)
         try:
             return check(made)
         except ValueError:

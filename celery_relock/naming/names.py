@@ -18,7 +18,7 @@ from celery.local import Proxy
 
 from ..errors import LockConfigError
 from . import canonical
-from .callables import ByName, called, read_signature
+from .callables import by_name, called, read_signature
 from .template import Template, check_name
 
 KeyPart: TypeAlias = str | Callable[..., object]
@@ -251,7 +251,7 @@ class _Task:
         where = f"{self.where}: lock_key {getattr(written, '__qualname__', repr(written))}"
         if inspect.iscoroutinefunction(function):
             raise LockConfigError(f"{where} is a coroutine function; it must return a name.")
-        call = ByName(function, where, self.known)
+        call = by_name(function, where, self.known)
 
         def maker(arguments: _Arguments) -> tuple[str, ...]:
             made = called(where, call, arguments)
