@@ -303,22 +303,13 @@ def _request_of(app: Any, text: str) -> Any:
     message = message_in(app, text)
     try:
         app.loader.import_default_modules()
-        if "task" in message.headers:
-            body, headers, decoded, utc = message.body, message.headers, False, True
-        else:
+        headers, of_protocol_1 = message.headers, {}
+        if "task" not in headers:
             body, headers, decoded, utc = proto1_to_proto2(message, message.payload)
+            of_protocol_1 = {"body": body, "headers": headers, "decoded": decoded, "utc": utc}
         task = app.tasks.get(headers["task"])
         if task is not None:
-            return Request(
-                message,
-                app=app,
-                task=task,
-                hostname=socket.gethostname(),
-                body=body,
-                headers=headers,
-                decoded=decoded,
-                utc=utc,
-            )
+            return Request(message, app=app, task=task, **of_protocol_1)
     except Exception as error:
         raise RelockError(f"the parked message cannot be read: {error!r}") from error
     raise RelockError(
