@@ -22,7 +22,7 @@ from .declaration import engine_of, locked_tasks
 from .engine import diagnosis
 from .engine.diagnosis import ERROR, NOTICE, SEVERITIES, WARNING, Finding
 from .engine.events import duration
-from .engine.examination import Memory, ParkedTask, Server
+from .engine.examination import Memory, ParkedTask
 from .engine.inspection import Inspectable, Plain
 from .engine.protocol import DEBOUNCE
 from .errors import LockConfigError, LockUnavailable, RelockError
@@ -118,7 +118,7 @@ def quick(app: Any) -> tuple[Finding, ...]:
     engine = _engine(app, None, "", findings)
     if engine is not None and isinstance(engine.backend, Inspectable):
         try:
-            findings += _of_servers(engine.backend.examination().servers(_TRIPS), {})
+            findings += diagnosis.of_servers(engine.backend.examination().servers(_TRIPS))
         except RelockError as error:
             findings.append(_unreachable(error))
     return tuple(findings)
@@ -312,7 +312,17 @@ def _backend(
         return
     asks = engine.backend.examination()
     try:
-        yield from _of_servers(asks.servers(_TRIPS), facts)
+        servers = asks.servers(_TRIPS)
+        facts["servers"] = [
+            {
+                "version": server.info.get("redis_version", ""),
+                "role": server.info.get("role", ""),
+                "clock_ahead": round(server.clock[0], 4),
+                "round_trip": round(median(server.trips), 6) if server.trips else None,
+            }
+            for server in servers
+        ]
+        yield from diagnosis.of_servers(servers)
         yield from _permissions(asks.refused())
         memory = asks.memory(_SAMPLE)
         yield from _memory(memory, facts)
@@ -345,19 +355,6 @@ def _unreachable(error: RelockError) -> Finding:
         why = "No lock can be acquired; tasks fail with LockConfigError."
         do = "Correct relock_url, or whatever the first line names."
     return Finding("redis", ERROR, str(error), why, do)
-
-
-def _of_servers(servers: list[Server], facts: dict[str, Any]) -> Iterator[Finding]:
-    facts["servers"] = [
-        {
-            "version": server.info.get("redis_version", ""),
-            "role": server.info.get("role", ""),
-            "clock_ahead": round(server.clock[0], 4),
-            "round_trip": round(median(server.trips), 6) if server.trips else None,
-        }
-        for server in servers
-    ]
-    yield from diagnosis.of_servers(servers)
 
 
 # Permissions without which waiters are not notified; and those that only the doctor needs.
