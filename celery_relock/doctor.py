@@ -227,8 +227,7 @@ def _limits(app: Any) -> Iterator[Finding]:
     """Tasks whose names are the same and whose limits differ."""
     limits: dict[str, dict[int, str]] = {}
     for each in locked_tasks(app):
-        options, keys = each.options, each.options.key
-        names = keys if isinstance(keys, list | tuple) else [keys]
+        options, names = each.options, each.options.parts
         many = options.limit if isinstance(options.limit, list) else [options.limit] * len(names)
         for name, limit in zip(names, many, strict=False):
             if isinstance(name, str) and isinstance(limit, int) and options.mode == "exclusive":

@@ -385,15 +385,14 @@ class LockOptions:
             )
 
     @property
-    def _parts(self) -> list[Any]:
+    def parts(self) -> list[Any]:
+        """What makes the lock names: the templates and callables of lock_key."""
         return list(self.key) if isinstance(self.key, list | tuple) else [self.key]
 
     def _contradictions_of_parts(self) -> Iterator[str]:
-        parts = self._parts
-        for option, value, what in (
-            ("limit", self.limit, "number"),
-            ("mode", self.mode, "word"),
-        ):
+        parts = self.parts
+        for option, what in (("limit", "number"), ("mode", "word")):
+            value = getattr(self, option)
             if isinstance(value, list) and len(value) != len(parts):
                 yield (
                     f"lock_{option}={value!r} has {len(value)} {what}s for {len(parts)} lock names "
@@ -411,7 +410,7 @@ class LockOptions:
         return {
             "lock_key=False, which names nothing to keep an order for": self.key is False,
             "several names in lock_key: calls of each name would wait for the others'": (
-                len(self._parts) > 1
+                len(self.parts) > 1
             ),
             f"lock_limit={self.limit!r:.80}, which lets calls run side by side": self.limit != 1,
             f"lock_mode={self.mode!r:.80}, which lets calls run side by side": (
@@ -436,7 +435,7 @@ class LockOptions:
             return SHARED if all(self.mode[number] == "shared" for number in numbers) else 1
         limits = self.limit
         if isinstance(limits, Mapping):
-            limits = [limits.get(part, 1) for part in self._parts]
+            limits = [limits.get(part, 1) for part in self.parts]
         assert isinstance(limits, list), "see Declaration.limits"
         return min(limits[number] for number in numbers)
 

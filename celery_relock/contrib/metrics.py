@@ -181,8 +181,7 @@ def template_of(task: Any) -> str:
     the default, the task's name with all its arguments."""
     # As declared: the key can also be the app's `relock_key`.
     locked = task is not None and is_locked(type(task))
-    key = declaration(type(task)).options.key if locked else None
-    parts = key if isinstance(key, list | tuple) else (key,)
+    parts = declaration(type(task)).options.parts if locked else []
     return ", ".join(
         part if isinstance(part, str) else getattr(part, "__name__", "callable")
         for part in parts
