@@ -100,10 +100,12 @@ class Template:
         """
         text = ""
         for part in self._parts:
+            if isinstance(part, str):
+                text += part
+                continue
             try:
-                text += part if isinstance(part, str) else _rendered(part, arguments)
+                text += _rendered(part, arguments)
             except (_Refused, canonical.Unstable) as problem:
-                assert isinstance(part, _Field)
                 inside = getattr(problem, "path", "")
                 raise LockConfigError(
                     f"{self._where}: {{{part.source}}}{inside} {problem}"
