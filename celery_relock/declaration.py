@@ -18,7 +18,7 @@ from .engine.engine import Engine
 from .engine.events import logger
 from .engine.platform import Guard
 from .errors import LockConfigError
-from .naming.callables import ByName, read_signature
+from .naming.callables import by_name, read_signature
 from .naming.names import NameRule, bind, seen, signature_of
 from .options import OPTION_NAMES, LockOptions
 from .settings import BackendSettings, backend_settings, enabled, name_prefix, read_by_tasks
@@ -129,32 +129,28 @@ def engine_of(app: Any) -> Engine:
     app = app._get_current_object() if isinstance(app, Proxy) else app
     known = _engines.get(app)
     if known is None:
-        found = _place_of(app)
-        engine = _engine_at(found)
+        # Imported here: a process that only sends needs no connection to Redis.
+        from . import engines
+
+        place = _place_of(app)
+        if place is None:
+            engine = engines.engine_without_locks()
+        else:
+            engine = engines.engine_for(
+                place.url, place.namespace, place.ssl, place.transport, place.replicas
+            )
+            engine.keep(place.remember, place.most_parked)
         with _guard.lock:  # another app may come to the same engine in another thread
             outbox = engine.parking.sender
             if not isinstance(outbox, Outbox):
                 outbox = engine.parking.sender = Outbox(engine.backend.consumed)
             outbox.add(app)
-        _engines[app] = known = found, engine
+        _engines[app] = known = place, engine
     return known[1]
 
 
 def _place_of(app: Any) -> BackendSettings | None:
     return backend_settings(app) if enabled(app) else None
-
-
-def _engine_at(found: BackendSettings | None) -> Engine:
-    # Imported here: a process that only sends needs no connection to Redis.
-    from . import engines
-
-    if found is None:
-        return engines.engine_without_locks()
-    engine = engines.engine_for(
-        found.url, found.namespace, found.ssl, found.transport, found.replicas
-    )
-    engine.keep(found.remember, found.most_parked)
-    return engine
 
 
 def forget_engine(app: Any) -> None:
@@ -254,7 +250,7 @@ def _declare(cls: Any) -> Declaration:
             if callable(function := getattr(options, option)):
                 where = f"task {name}: the callable in lock_{option}"
                 # Refuses what would always fail.
-                ByName(function, where, None if rule.rest else signature.parameters)
+                by_name(function, where, None if rule.rest else signature.parameters)
     enters = getattr(cls, "enters_workflows", False)
     begins = enters or options.hold == "workflow"
     return Declaration(options, rule, app, enters, begins, name_prefix(app), settings)
@@ -351,10 +347,6 @@ def _as_written(value: Any, task: Any) -> Any:
         return value.__func__
     if isinstance(value, classmethod):
         return partial(value.__func__, type(task))
-    if inspect.isfunction(value) and _asks_for_self(value):
+    if inspect.isfunction(value) and next(iter(read_signature(value).parameters), "") == "self":
         return partial(value, task)
     return value
-
-
-def _asks_for_self(function: Callable[..., Any]) -> bool:
-    return next(iter(read_signature(function).parameters), "") == "self"

@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import get_close_matches
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from . import engines
-from .declaration import declaration, engine_of, is_locked, locked_tasks
+from .declaration import engine_of, locked_tasks
 from .engine import diagnosis
 from .engine.diagnosis import ERROR, NOTICE, SEVERITIES, WARNING, Finding
 from .engine.events import duration
-from .engine.examination import Memory, ParkedTask, Server
+from .engine.examination import Memory, ParkedTask
 from .engine.inspection import Inspectable, Plain
 from .engine.protocol import DEBOUNCE
 from .errors import LockConfigError, LockUnavailable, RelockError
@@ -31,8 +31,8 @@ from .settings import (
     SETTINGS,
     backend_settings,
     enabled,
-    option_defaults,
     plain_names,
+    read_by_tasks,
     visibility_timeout,
 )
 from .version import __version__
@@ -64,7 +64,7 @@ class Report(Plain):
     """
 
     findings: tuple[Finding, ...]
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any]
 
     @property
     def worst(self) -> str:
@@ -101,8 +101,7 @@ def examine(
         try:
             findings += asked.judge(app, engine)
         except LockConfigError as error:
-            if not any(str(error) == each.what for each in findings):
-                findings.append(_wrong_setting(error))
+            findings.append(_wrong_setting(error))
     if engine is not None:
         findings += _backend(app, engine, asked, facts)
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
@@ -119,7 +118,7 @@ def quick(app: Any) -> tuple[Finding, ...]:
     engine = _engine(app, None, "", findings)
     if engine is not None and isinstance(engine.backend, Inspectable):
         try:
-            findings += _of_servers(engine.backend.examination().servers(_TRIPS), {})
+            findings += diagnosis.of_servers(engine.backend.examination().servers(_TRIPS))
         except RelockError as error:
             findings.append(_unreachable(error))
     return tuple(findings)
@@ -130,7 +129,7 @@ def quick(app: Any) -> tuple[Finding, ...]:
 
 def _settings(app: Any) -> Iterator[Finding]:
     try:
-        option_defaults(app)
+        read_by_tasks(app)
         is_on = enabled(app)
         in_memory = is_on and backend_settings(app).in_memory
     except LockConfigError as error:
@@ -201,9 +200,7 @@ def _tasks(app: Any) -> Iterator[Finding]:
     try:
         app.loader.import_default_modules()
         app.finalize()
-        for task in app.tasks.values():
-            if is_locked(type(task)):
-                declaration(type(task))
+        locked_tasks(app)
     except Exception as error:  # noqa: BLE001 - whatever an import raises is the finding
         yield Finding(
             "tasks",
@@ -230,8 +227,7 @@ def _limits(app: Any) -> Iterator[Finding]:
     """Tasks whose names are the same and whose limits differ."""
     limits: dict[str, dict[int, str]] = {}
     for each in locked_tasks(app):
-        options, keys = each.options, each.options.key
-        names = keys if isinstance(keys, list | tuple) else [keys]
+        options, names = each.options, each.options.parts
         many = options.limit if isinstance(options.limit, list) else [options.limit] * len(names)
         for name, limit in zip(names, many, strict=False):
             if isinstance(name, str) and isinstance(limit, int) and options.mode == "exclusive":
@@ -288,10 +284,6 @@ def _wrong_setting(error: LockConfigError) -> Finding:
     )
 
 
-def _debounced(app: Any) -> list[str]:
-    return [each.options.task for each in locked_tasks(app) if each.options.debounce]
-
-
 def _engine(app: Any, place: Any, namespace: str, findings: list[Finding]) -> Engine | None:
     try:
         return engines.engine_for(place, namespace) if app is None else engine_of(app)
@@ -309,25 +301,31 @@ def _backend(
 ) -> Iterator[Finding]:
     if not isinstance(engine.backend, Inspectable):
         if app is None:  # else the settings say so
-            yield _unshared()
+            yield Finding(
+                "redis",
+                ERROR,
+                "memory:// keeps the locks in the memory of each process",
+                "Executions with one lock name run at the same time in two processes.",
+                "Give the URL of a Redis.",
+            )
         return
     asks = engine.backend.examination()
     try:
-        yield from _of_servers(asks.servers(_TRIPS), facts)
+        servers = asks.servers(_TRIPS)
+        facts["servers"] = [
+            {
+                "version": server.info.get("redis_version", ""),
+                "role": server.info.get("role", ""),
+                "clock_ahead": round(server.clock[0], 4),
+                "round_trip": round(median(server.trips), 6) if server.trips else None,
+            }
+            for server in servers
+        ]
+        yield from diagnosis.of_servers(servers)
         yield from _permissions(asks.refused())
         memory = asks.memory(_SAMPLE)
         yield from _memory(memory, facts)
-        if not engine.backend.inspection().has_layout() and not (memory and memory.kinds):
-            yield _unused(memory)
-        elif memory and memory.namespaces:
-            yield Finding(
-                "namespace",
-                NOTICE,
-                f"in this database there are other namespaces, too: {', '.join(memory.namespaces)}",
-                "Processes with different namespaces do not exclude each other.",
-                "If one of them is a web process or a script of this program, give it "
-                "relock_namespace, or the namespace= of its Lock.",
-            )
+        yield from _namespaces(memory, engine.backend.inspection().has_layout())
         parked = asks.parked(_PARKED)
         facts["parked_sample"] = [each._asdict() for each in parked]
         yield from _parked(app, engine, workers, parked)
@@ -358,21 +356,8 @@ def _unreachable(error: RelockError) -> Finding:
     return Finding("redis", ERROR, str(error), why, do)
 
 
-def _of_servers(servers: list[Server], facts: dict[str, Any]) -> Iterator[Finding]:
-    facts["servers"] = [
-        {
-            "version": server.info.get("redis_version", ""),
-            "role": server.info.get("role", ""),
-            "clock_ahead": round(server.clock[0], 4),
-            "round_trip": round(median(server.trips), 6) if server.trips else None,
-        }
-        for server in servers
-    ]
-    yield from diagnosis.of_servers(servers)
-
-
-# Permissions without which locks work, more slowly; and permissions that only the doctor needs.
-_SLOWER = ("+publish", "+subscribe", "+spublish", "+ssubscribe", "+ping")
+# Permissions without which waiters are not notified; and those that only the doctor needs.
+_NOTIFIES = ("+publish", "+subscribe", "+spublish", "+ssubscribe")
 _CURIOUS = ("+info", "+config|get", "+scan", "+dbsize", "+memory|usage")
 
 
@@ -380,46 +365,39 @@ def _permissions(refused: list[str]) -> Iterator[Finding]:
     for what in refused:
         # Some managed servers have renamed CONFIG, for everybody.
         or_so = ", or the server has no such command" if what.startswith("+") else ""
-        lacks = f"the Redis user lacks {what}{or_so}"
         if what in _CURIOUS:
-            yield Finding(
-                "permissions",
-                NOTICE,
-                lacks,
+            severity = NOTICE
+            why = (
                 "Locks do not need this permission. But `relock doctor`, `ls` and `stats` see less "
-                "without it, and a worker does not warn of a server that can lose parked tasks.",
-                f"ACL SETUSER … {what}; where the server has renamed the command, nothing.",
+                "without it, and a worker does not warn of a server that can lose parked tasks."
             )
-        elif what in _SLOWER or what.startswith("&"):
-            yield Finding(
-                "permissions",
-                WARNING,
-                lacks,
+            more = "; where the server has renamed the command, nothing."
+        elif what == "+ping":
+            severity, more = WARNING, ""
+            why = "A connection that was silent for 15 s cannot be tested, and is closed."
+        elif what in _NOTIFIES or what.startswith("&"):
+            severity, more = WARNING, ""
+            why = (
                 "Waiters are not notified of grants: they find out by a heartbeat, seconds later. "
                 "A lost lock is noticed late."
-                if what != "+ping"
-                else "A connection that was silent for 15 s cannot be tested, and is closed.",
-                f"ACL SETUSER … {what}",
             )
         else:
-            yield Finding(
-                "permissions",
-                ERROR,
-                lacks,
-                "Tasks that need this permission fail with LockConfigError.",
-                f"ACL SETUSER … {what}; the docs list all, under 'A user and a password'.",
-            )
+            severity = ERROR
+            why = "Tasks that need this permission fail with LockConfigError."
+            more = "; the docs list all, under 'A user and a password'."
+        lacks = f"the Redis user lacks {what}{or_so}"
+        yield Finding("permissions", severity, lacks, why, f"ACL SETUSER … {what}{more}")
 
 
 def _memory(memory: Memory | None, facts: dict[str, Any]) -> Iterator[Finding]:
     if memory is None:
         return
-    share = memory.keys / memory.seen if memory.seen else 1.0
+    share = max(memory.keys / memory.seen, 1.0) if memory.seen else 1.0
     kinds: list[dict[str, Any]] = [
         {
             "kind": kind.name,
-            "keys": round(kind.keys * max(share, 1.0)),
-            "bytes": round(kind.keys * max(share, 1.0) * kind.bytes_each),
+            "keys": round(kind.keys * share),
+            "bytes": round(kind.keys * share * kind.bytes_each),
         }
         for kind in memory.kinds
     ]
@@ -444,26 +422,26 @@ def _memory(memory: Memory | None, facts: dict[str, Any]) -> Iterator[Finding]:
         )
 
 
-def _unshared() -> Finding:
-    return Finding(
-        "redis",
-        ERROR,
-        "memory:// keeps the locks in the memory of each process",
-        "Executions with one lock name run at the same time in two processes.",
-        "Give the URL of a Redis.",
-    )
-
-
-def _unused(memory: Memory | None) -> Finding:
+def _namespaces(memory: Memory | None, is_known: bool) -> Iterator[Finding]:
     others = ", ".join(memory.namespaces) if memory else ""
-    return Finding(
-        "namespace",
-        WARNING if others else NOTICE,
-        "no lock was ever acquired in this namespace"
-        + (f"; in this database there are the namespaces {others}" if others else ""),
-        "Processes with different namespaces do not exclude each other.",
-        "If workers have run, compare relock_namespace and relock_url with theirs.",
-    )
+    if not is_known and not (memory and memory.kinds):
+        yield Finding(
+            "namespace",
+            WARNING if others else NOTICE,
+            "no lock was ever acquired in this namespace"
+            + (f"; in this database there are the namespaces {others}" if others else ""),
+            "Processes with different namespaces do not exclude each other.",
+            "If workers have run, compare relock_namespace and relock_url with theirs.",
+        )
+    elif others:
+        yield Finding(
+            "namespace",
+            NOTICE,
+            f"in this database there are other namespaces, too: {others}",
+            "Processes with different namespaces do not exclude each other.",
+            "If one of them is a web process or a script of this program, give it "
+            "relock_namespace, or the namespace= of its Lock.",
+        )
 
 
 # -- The workers -----------------------------------------------------------------------------------
@@ -478,13 +456,13 @@ class _Workers:
     Attributes:
         told: what workers with the library say about it, by worker name (`bootstep.Locks.info`).
         tasks: the registered tasks of every worker.
-        queues: the consumed queues of every worker.
+        queues: the queues that any of them consumes.
         is_whole: whether every worker that answered has told all of this.
     """
 
     told: dict[str, _Told]
     tasks: dict[str, list[str]]
-    queues: dict[str, list[str]]
+    queues: set[str]
     is_whole: bool
 
     @classmethod
@@ -531,7 +509,7 @@ class _Workers:
         return cls(
             {name: each["relock"] for name, each in stats.items() if "relock" in each},
             tasks,
-            {name: [queue["name"] for queue in each] for name, each in queues.items()},
+            {queue["name"] for each in queues.values() for queue in each},
             not halves,
         )
 
@@ -627,7 +605,7 @@ def _parked(
     own, of_others = parking.homes(app), set()
     unserved: dict[str, ParkedTask] = {}
     is_known = workers is not None and workers.is_whole and parking.can_answer(app)
-    read = {name for names in workers.queues.values() for name in names} if workers else set()
+    read = workers.queues if workers is not None else set()
     for each in parked:
         if each.home not in own:
             if not (each.lock.startswith(DEBOUNCE) and workers and workers.told):  # see `_bursts`
@@ -682,7 +660,8 @@ def _bursts(app: Any, workers: _Workers, parked: Iterable[ParkedTask]) -> Iterat
         "Give every process the same broker_url (or broker_write_url), character by character "
         "except for user and password, and every Celery() the same name."
     )
-    if own not in homes and (debounced := _debounced(app)):
+    here = [] if own in homes else [each.options for each in locked_tasks(app)]
+    if debounced := [each.task for each in here if each.debounce]:
         yield Finding(
             "bursts",
             ERROR,
@@ -708,7 +687,7 @@ def describe(report: Report) -> Iterator[str]:
         yield f"{finding.severity.upper()}: {finding.what}"
         yield f"  why: {finding.why}"
         yield f"  do:  {finding.do}"
-    facts: Mapping[str, Any] = report.facts
+    facts = report.facts
     for server in facts.get("servers", ()):
         trip = server["round_trip"]
         yield (

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from .engine.protocol import LONGEST, MODES, SHARED
 from .errors import LockConfigError
-from .naming.callables import ByName, called, read_signature
+from .naming.callables import by_name, called, read_signature
 
 # Seconds an execution can wait in its worker slot if lock_max_wait is not set.
 _PATIENCE = 60.0
@@ -65,7 +65,7 @@ def _flag(value: Any) -> bool:
 
 
 def _callable(value: Any) -> Any:
-    """A function of the arguments that it names: `naming.callables.ByName` checks them."""
+    """A function of the arguments that it names: `naming.callables.by_name` checks them."""
     if not callable(value) or iscoroutinefunction(value):
         raise ValueError(value)
     return value
@@ -111,10 +111,14 @@ def _seconds(least: float, *, above: bool = False) -> Check:
     return check
 
 
+_above_zero = _seconds(0, above=True)
+_SECONDS_ABOVE_0 = "seconds above 0, or a timedelta, at most ten years"
+
+
 def _key(value: Any) -> Any:
     """Check the type alone: `NameRule.compile` checks whether a lock_key fits the task."""
     parts = value if isinstance(value, list | tuple) else (value,)
-    if value is None or value is False or all(map(_makes_names, parts)):
+    if value is None or value is False or all(isinstance(p, str) or callable(p) for p in parts):
         return value
     raise ValueError(value)
 
@@ -133,10 +137,6 @@ def _modes(value: Any) -> list[str]:
     if isinstance(value, list | tuple) and value:
         return [_word(*MODES)(each) for each in value]
     raise ValueError(value)
-
-
-def _makes_names(part: Any) -> bool:
-    return isinstance(part, str | staticmethod) or callable(part)
 
 
 def _option(default: Any, check: Check, allowed: str) -> Any:
@@ -183,21 +183,17 @@ class LockOptions:
     # When a second call for the same lock name is a duplicate, which is not sent.
     dedup: Any = _option(
         None,
-        _either(_off, _word("until_start", "until_done"), _seconds(0, above=True)),
+        _either(_off, _word("until_start", "until_done"), _above_zero),
         "None, 'until_start', 'until_done', or seconds above 0, at most ten years",
     )
     # What the caller of a duplicate gets.
     on_duplicate: str = _one_of("existing", "raise", "drop", "replace")
     # Seconds without a call for the same lock name after which a burst of calls is sent as one.
-    debounce: float | None = _option(
-        None,
-        _either(_off, _seconds(0, above=True)),
-        "None, seconds above 0, or a timedelta, at most ten years",
-    )
+    debounce: float | None = _option(None, _either(_off, _above_zero), f"None, {_SECONDS_ABOVE_0}")
     # Seconds after its first call at which a burst is sent, even if calls still come.
     debounce_max: float | None = _option(
         None,
-        _either(_none, _seconds(0, above=True)),
+        _either(_none, _above_zero),
         "None, seconds from lock_debounce, or a timedelta, at most ten years",
     )
     # Merges the arguments of a call with those of the calls before it in the burst.
@@ -219,11 +215,7 @@ class LockOptions:
         "each part of lock_key",
     )
     # Seconds for which the lock stays held after the task has succeeded.
-    cooldown: float | None = _option(
-        None,
-        _either(_none, _seconds(0, above=True)),
-        "None, seconds above 0, or a timedelta, at most ten years",
-    )
+    cooldown: float | None = _option(None, _either(_none, _above_zero), f"None, {_SECONDS_ABOVE_0}")
     # Who can re-enter a lock that is held.
     reentrant: str = _one_of("inline", "descendants", "workflow")
     # Who owns the lock while the task holds it.
@@ -237,9 +229,7 @@ class LockOptions:
     # Keep the lock through the countdown of `self.retry()`.
     keep_on_retry: bool = _option(False, _flag, "True or False")
     # Seconds a workflow keeps its lock between two steps, or after a retry is due.
-    gap_ttl: float = _option(
-        300.0, _seconds(0, above=True), "seconds above 0, or a timedelta, at most ten years"
-    )
+    gap_ttl: float = _option(300.0, _above_zero, _SECONDS_ABOVE_0)
     # What a step does if the lock of its workflow has ended.
     on_gap: str = _one_of("tell", "raise")
     # What happens if the lease ends while the body still runs.
@@ -249,9 +239,7 @@ class LockOptions:
     # In which order the calls of one lock name run.
     order: str | None = _option(None, _either(_none, _word("sent")), "None or 'sent'")
     # Seconds for which `lock_order="sent"` waits for a message that is late.
-    order_gap: float = _option(
-        60.0, _seconds(0, above=True), "seconds above 0, or a timedelta, at most ten years"
-    )
+    order_gap: float = _option(60.0, _above_zero, _SECONDS_ABOVE_0)
     # Which place a retry has in the order.
     order_retry: str = _one_of("keep", "end")
     # How many messages can be parked for one lock. The next fails with `LockConflict`.
@@ -397,15 +385,14 @@ class LockOptions:
             )
 
     @property
-    def _parts(self) -> list[Any]:
+    def parts(self) -> list[Any]:
+        """What makes the lock names: the templates and callables of lock_key."""
         return list(self.key) if isinstance(self.key, list | tuple) else [self.key]
 
     def _contradictions_of_parts(self) -> Iterator[str]:
-        parts = self._parts
-        for option, value, what in (
-            ("limit", self.limit, "number"),
-            ("mode", self.mode, "word"),
-        ):
+        parts = self.parts
+        for option, what in (("limit", "number"), ("mode", "word")):
+            value = getattr(self, option)
             if isinstance(value, list) and len(value) != len(parts):
                 yield (
                     f"lock_{option}={value!r} has {len(value)} {what}s for {len(parts)} lock names "
@@ -423,7 +410,7 @@ class LockOptions:
         return {
             "lock_key=False, which names nothing to keep an order for": self.key is False,
             "several names in lock_key: calls of each name would wait for the others'": (
-                len(self._parts) > 1
+                len(self.parts) > 1
             ),
             f"lock_limit={self.limit!r:.80}, which lets calls run side by side": self.limit != 1,
             f"lock_mode={self.mode!r:.80}, which lets calls run side by side": (
@@ -446,13 +433,11 @@ class LockOptions:
         limits."""
         if isinstance(self.mode, list):
             return SHARED if all(self.mode[number] == "shared" for number in numbers) else 1
-        return min(map(self._limit_of_part, numbers))
-
-    def _limit_of_part(self, number: int) -> int:
-        if isinstance(self.limit, Mapping):
-            return self.limit.get(self._parts[number], 1)
-        assert isinstance(self.limit, list)
-        return self.limit[number]
+        limits = self.limit
+        if isinstance(limits, Mapping):
+            limits = [limits.get(part, 1) for part in self.parts]
+        assert isinstance(limits, list), "see Declaration.limits"
+        return min(limits[number] for number in numbers)
 
     @property
     def longest_burst(self) -> float:
@@ -474,24 +459,19 @@ class LockOptions:
         Raises:
             LockConfigError: the callable failed, or returned an invalid value.
         """
-        if self.mode != "exclusive":
-            mode = self.mode
-            if callable(mode):
-                mode = self._called("mode", arguments, _word(*MODES), "'exclusive' or 'shared'")
-            return SHARED if mode == "shared" else 1
-        if isinstance(self.limit, int):
-            return self.limit
-        number: int = self._called("limit", arguments, _count, "a whole number from 1")
-        return number
+        mode = self._for_call("mode", arguments, _word(*MODES), "'exclusive' or 'shared'")
+        limit: int = self._for_call("limit", arguments, _count, "a whole number from 1")
+        return SHARED if mode == "shared" else limit
 
-    def _called(
+    def _for_call(
         self, option: str, arguments: Mapping[str, object], check: Check, allowed: str
     ) -> Any:
-        """The value that the callable in an option returns for a call."""
-        function = getattr(self, option)
-        assert callable(function), "see Declaration.limits"
+        """An option for a call: what the callable in it returns, if there is one."""
+        value = getattr(self, option)
+        if not callable(value):
+            return value
         where = f"task {self.task}: the callable in lock_{option}"
-        made = called(where, ByName(function, where), arguments)
+        made = called(where, by_name(value, where), arguments)
         try:
             return check(made)
         except ValueError:

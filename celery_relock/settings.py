@@ -7,7 +7,7 @@ They are read when a task is declared, or its engine first needed, and never wri
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -23,8 +23,9 @@ SETTINGS = (
     *("min_replicas", "min_replicas_timeout", "prefix", "enabled"),
     *("remember", "max_parked_messages", "max_parked_bytes"),
 )
-# The transport options that we read. `relock_transport_options` has one more.
+# The transport options of Celery that we read, and those of `relock_transport_options`.
 _TRANSPORT = ("master_name", "sentinel_kwargs", "min_other_sentinels")
+_OWN_TRANSPORT = (*_TRANSPORT, "patience")
 _REDIS = ("redis", "rediss", "unix", "socket", "redis+socket", "sentinel")
 # Split a list of URLs where the next URL starts: a password can contain a semicolon.
 _NEXT_URL = re.compile(r";(?=[\w+.-]+://|\Z)")
@@ -80,15 +81,21 @@ def backend_settings(app: Any) -> BackendSettings:
     if callable(given) or hasattr(given, "connection_pool") or hasattr(given, "nodes_manager"):
         _refuse_options_of_a_url(conf, "relock_url is a client, which has its own")
         return BackendSettings(given, **beside)
-    for source, value in _candidates(conf):
-        for url in _urls(value):
-            if source == "relock_url" or _is_redis(url):
-                if source != "relock_url":
-                    _refuse_options_of_a_url(
-                        conf, f"the locks live in the {source}, which has its own"
-                    )
-                ssl, transport = _ssl(conf, source, url), _transport(conf, source)
-                return BackendSettings(url, ssl, source=source, transport=transport, **beside)
+    if (own := _own_url(conf)) is not None:
+        transport = _own_transport(conf)
+        return BackendSettings(own, _own_ssl(conf, own), transport=transport, **beside)
+    for source in ("result_backend", "broker_read_url", "broker_write_url"):
+        value, is_backend = getattr(conf, source), source == "result_backend"
+        for url in _urls(_old_backend(conf) if is_backend and value == "redis" else value):
+            if _is_redis(url):
+                _refuse_options_of_a_url(conf, f"the locks live in the {source}, which has its own")
+                ssl = conf.get("redis_backend_use_ssl" if is_backend else "broker_use_ssl")
+                of = "result_backend" if is_backend else "broker"
+                theirs = conf.get(f"{of}_transport_options") or {}
+                options = {name: theirs[name] for name in _TRANSPORT if name in theirs}
+                return BackendSettings(
+                    url, ssl or None, source=source, transport=options or None, **beside
+                )
     raise LockConfigError(
         "celery-relock needs a Redis, and neither the result backend nor the broker is one. "
         'Set relock_url, for example app.conf.relock_url = "redis://localhost:6379/0"; in tests '
@@ -120,18 +127,13 @@ def enabled(app: Any) -> bool:
     return value
 
 
-def option_defaults(app: Any) -> dict[str, object]:
-    """The app-wide defaults that are set, by option name.
+def read_by_tasks(app: Any) -> dict[str, object]:
+    """Those settings that a task reads when it is declared, by their names without `relock_`: the
+    defaults of its options, and the prefix.
 
     Raises:
         LockConfigError: there is an unknown setting `relock_…`.
     """
-    return {name: each for name, each in read_by_tasks(app).items() if name in OPTION_NAMES}
-
-
-def read_by_tasks(app: Any) -> dict[str, object]:
-    """Those settings that a task reads when it is declared, by their names without `relock_`: the
-    defaults of its options, and the prefix. Raises as `option_defaults`."""
     conf = _read(app)
     found = {name: _get(conf, _PREFIX + name) for name in ("prefix", *OPTION_NAMES)}
     return {name: value for name, value in found.items() if value is not _UNSET}
@@ -160,13 +162,13 @@ def name_prefix(app: Any) -> str | Callable[[], str]:
 
 
 def _namespace(conf: Any) -> str:
-    value = _get(conf, "relock_namespace")
+    value = _text(conf, "relock_namespace")
     if value == "":
         raise LockConfigError(
             "settings: relock_namespace is empty. It is the prefix of all keys in Redis: set a "
             'text, or leave it out for "relock".'
         )
-    return _text(conf, "relock_namespace") or "relock"
+    return value or "relock"
 
 
 def _read(app: Any) -> Any:
@@ -233,18 +235,16 @@ def _text(conf: Any, name: str) -> str | None:
     raise LockConfigError(f"settings: {name} must be text, not {type(value).__qualname__}")
 
 
-def _candidates(conf: Any) -> Iterator[tuple[str, Any]]:
+def _own_url(conf: Any) -> str | None:
     own = _text(conf, "relock_url")
-    if own is not None and not _urls(own):
-        raise LockConfigError(
-            "settings: relock_url is empty, as when an environment variable is missing. Set the "
-            "URL of a Redis, or leave it out (None) for the result backend or the broker."
-        )
-    yield "relock_url", own
-    backend = conf.result_backend
-    yield "result_backend", _old_backend(conf) if backend == "redis" else backend
-    yield "broker_read_url", conf.broker_read_url
-    yield "broker_write_url", conf.broker_write_url
+    if own is None:
+        return None
+    if urls := _urls(own):
+        return urls[0]
+    raise LockConfigError(
+        "settings: relock_url is empty, as when an environment variable is missing. Set the "
+        "URL of a Redis, or leave it out (None) for the result backend or the broker."
+    )
 
 
 def _old_backend(conf: Any) -> str:
@@ -285,35 +285,28 @@ def _refuse_options_of_a_url(conf: Any, because: str) -> None:
             )
 
 
-def _ssl(conf: Any, source: str, url: str) -> Any:
-    if source == "result_backend":
-        return conf.get("redis_backend_use_ssl") or None
-    if source != "relock_url":
-        return conf.get("broker_use_ssl") or None
+def _own_ssl(conf: Any, url: str) -> Any:
     own = _get(conf, "relock_use_ssl")
-    if own is _UNSET and url.lower().startswith("rediss://"):
-        return conf.get("redis_backend_use_ssl") or None
-    return None if own is _UNSET else own or None
+    if own is not _UNSET:
+        return own or None
+    is_tls = url.lower().startswith("rediss://")
+    return (conf.get("redis_backend_use_ssl") or None) if is_tls else None
 
 
-def _transport(conf: Any, source: str) -> Mapping[str, Any] | None:
-    if source == "relock_url":
-        own = _get(conf, "relock_transport_options", None)
-        if own is None:
-            return None
-        if not isinstance(own, Mapping):
-            kind = type(own).__qualname__
-            raise LockConfigError(f"settings: relock_transport_options must be a dict, not {kind}")
-        for name in own:
-            if name not in (*_TRANSPORT, "patience"):
-                known = ", ".join((*_TRANSPORT, "patience"))
-                raise LockConfigError(
-                    f"settings: relock_transport_options has no option {name!r}. There are {known}"
-                )
-        return own
-    of = "result_backend" if source == "result_backend" else "broker"
-    theirs = conf.get(f"{of}_transport_options") or {}
-    return {name: theirs[name] for name in _TRANSPORT if name in theirs} or None
+def _own_transport(conf: Any) -> Mapping[str, Any] | None:
+    own = _get(conf, "relock_transport_options", None)
+    if own is None:
+        return None
+    if not isinstance(own, Mapping):
+        kind = type(own).__qualname__
+        raise LockConfigError(f"settings: relock_transport_options must be a dict, not {kind}")
+    for name in own:
+        if name not in _OWN_TRANSPORT:
+            raise LockConfigError(
+                f"settings: relock_transport_options has no option {name!r}. There are "
+                + ", ".join(_OWN_TRANSPORT)
+            )
+    return own
 
 
 def visibility_timeout(conf: Any) -> float:

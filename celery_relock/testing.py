@@ -213,16 +213,13 @@ def _in_memory(app: Any, request: pytest.FixtureRequest) -> Iterator[None]:
             f"{early[-1]} starts before relock, so its locks are not those of this test: set "
             f"relock_url='memory://' in the test's settings{cure}"
         )
-    changes = app.conf.maps[0]
-    before = {name: changes[name] for name in wanted if name in changes}
-    changes.update(wanted)
-    forget_engine(app)
     try:
-        yield
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in wanted.items():
+                patch.setitem(app.conf.maps[0], name, value)
+            forget_engine(app)
+            yield
     finally:
-        for name in wanted:
-            del changes[name]
-        changes.update(before)
         forget_engine(app)
 
 

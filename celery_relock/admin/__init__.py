@@ -157,13 +157,12 @@ class Locks:
         if name.startswith(LINE):
             return released
         known = {each.execution_id for each in released}
-        in_line = self._release(LINE + name, task_id, known)
-        return (*released, *(each for each in in_line if each.execution_id not in known))
+        return (*released, *self._release(LINE + name, task_id, known))
 
     def _release(
         self, name: str, task_id: str | None, known: Collection[str] = ()
     ) -> tuple[Holder, ...]:
-        """`known`: the executions whose release was already announced."""
+        """`known`: the executions that are already told of."""
         # The task can be any of the holders, so ask for all of them.
         key, lock = self._look.get(name, SHOWN if task_id is None else 1_000_000, 1)
         if lock.foreign:
@@ -182,12 +181,13 @@ class Locks:
             told = tuple(
                 info for each in mine for info in self._look.inspection.force_release(key, each)
             )
-        released = tuple(holder_of(info, lock.name) for info in told)
+        released = tuple(
+            holder_of(info, lock.name) for info in told if info.execution_id not in known
+        )
         for holder in released:
-            if holder.execution_id not in known:
-                how = "order" if is_line and holder.owner == KEPT else ""
-                of = (name.removeprefix(LINE),), holder.task, holder.task_id, holder.token
-                self._tell("release", *of, how=how)
+            how = "order" if is_line and holder.owner == KEPT else ""
+            of = (name.removeprefix(LINE),), holder.task, holder.task_id, holder.token
+            self._tell("release", *of, how=how)
         return released
 
     def cancel(self, task_id: str) -> bool:
@@ -303,22 +303,13 @@ def _request_of(app: Any, text: str) -> Any:
     message = message_in(app, text)
     try:
         app.loader.import_default_modules()
-        if "task" in message.headers:
-            body, headers, decoded, utc = message.body, message.headers, False, True
-        else:
+        headers, of_protocol_1 = message.headers, {}
+        if "task" not in headers:
             body, headers, decoded, utc = proto1_to_proto2(message, message.payload)
+            of_protocol_1 = {"body": body, "headers": headers, "decoded": decoded, "utc": utc}
         task = app.tasks.get(headers["task"])
         if task is not None:
-            return Request(
-                message,
-                app=app,
-                task=task,
-                hostname=socket.gethostname(),
-                body=body,
-                headers=headers,
-                decoded=decoded,
-                utc=utc,
-            )
+            return Request(message, app=app, task=task, **of_protocol_1)
     except Exception as error:
         raise RelockError(f"the parked message cannot be read: {error!r}") from error
     raise RelockError(

@@ -161,8 +161,7 @@ class Question:
             with suppress(Exception):  # one that this app cannot read is not its own
                 steps = str(message_in(self.app, found.text).payload) if found else ""
             if found is not None and self.task_id in steps:
-                of_enter = Question(self.app, self.look, self.consumed, waiter.task_id)
-                waits = of_enter._parked(found)
+                waits = replace(self, task_id=waiter.task_id)._parked(found)
                 sentence = f"{self.task_id} is a step of a workflow, whose {waits.sentence}"
                 return replace(waits, task_id=self.task_id, sentence=sentence)
         return None

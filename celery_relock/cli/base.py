@@ -11,6 +11,7 @@ import shutil
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import Any
 
@@ -81,16 +82,11 @@ class Here:
         self.json = as_json
         self.redis = redis
         if namespace is None:
-            namespace = self._own(app) if redis and app is not None else "relock"
+            namespace = "relock"
+            if redis and app is not None:  # an app beside the Redis tells its own, if it has locks
+                with suppress(RelockError):
+                    namespace = Locks(app).namespace
         self.namespace = namespace
-
-    @staticmethod
-    def _own(app: Any) -> str:
-        """The namespace of an app's locks, if it has some; a Redis may be given beside the app."""
-        try:
-            return Locks(app).namespace
-        except RelockError:
-            return "relock"
 
     @functools.cached_property
     def locks(self) -> Locks:

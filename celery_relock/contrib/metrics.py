@@ -77,6 +77,8 @@ GAUGES = {
     "markers": "Calls that lock_dedup knows to be queued or running",
     "bursts": "Bursts of calls that lock_debounce keeps until no more calls come",
 }
+#: The histograms and gauges that are in seconds.
+SECONDS = (*HISTOGRAMS, "oldest_wait", "oldest_hold")
 #: Upper bounds of the histograms' buckets, in seconds.
 BOUNDS = (0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
 
@@ -114,8 +116,10 @@ def connect(by: str, record: Record, templates: bool = False) -> None:
 
 
 def _counts(name: str, **labels: str) -> Callable[..., _Measured]:
-    def rule(**_: Any) -> _Measured:
-        yield name, 1, labels
+    """Counts one, with these labels, or with those of its signal."""
+
+    def rule(**told: Any) -> _Measured:
+        yield name, 1, labels or {label: told[label] for label in COUNTERS[name].labels}
 
     return rule
 
@@ -142,10 +146,6 @@ def _conflict(policy: str, waited: float, **_: Any) -> _Measured:
         yield "wait", waited, {}
 
 
-def _unavailable(policy: str, **_: Any) -> _Measured:
-    yield "unavailable", 1, {"policy": policy}
-
-
 def _released(fence: int, held: float, reentered: bool, **_: Any) -> _Measured:
     if fence and not reentered:
         yield "hold", held, {}
@@ -155,10 +155,6 @@ def _lost(held: float, **_: Any) -> _Measured:
     yield "lost", 1, {}
     if held:
         yield "hold", held, {}
-
-
-def _forced(action: str, **_: Any) -> _Measured:
-    yield "forced", 1, {"action": action}
 
 
 _RULES: dict[Any, Callable[..., _Measured]] = {
@@ -172,10 +168,10 @@ _RULES: dict[Any, Callable[..., _Measured]] = {
     signals.lock_duplicate: _counts("duplicates"),
     signals.lock_released: _released,
     signals.lock_lost: _lost,
-    signals.lock_unavailable: _unavailable,
+    signals.lock_unavailable: _counts("unavailable"),
     signals.lock_unprotected: _counts("unprotected"),
     signals.lock_reclaimed: _counts("reclaimed"),
-    signals.lock_forced: _forced,
+    signals.lock_forced: _counts("forced"),
     signals.lock_unrenewed: _counts("renewal_failures"),
 }
 
@@ -185,8 +181,7 @@ def template_of(task: Any) -> str:
     the default, the task's name with all its arguments."""
     # As declared: the key can also be the app's `relock_key`.
     locked = task is not None and is_locked(type(task))
-    key = declaration(type(task)).options.key if locked else None
-    parts = key if isinstance(key, list | tuple) else (key,)
+    parts = declaration(type(task)).options.parts if locked else []
     return ", ".join(
         part if isinstance(part, str) else getattr(part, "__name__", "callable")
         for part in parts
@@ -217,15 +212,13 @@ class Figures:
             now = time.monotonic()
             if now - self._read_at >= FRESH:
                 try:
-                    self._found = self._look()
+                    found = self._locks.stats()
                 except RelockError as error:
                     self._found = None
                     logger.warning("Cannot count the locks: %s", error)
+                else:
+                    self._found = {name: float(getattr(found, name)) for name in GAUGES}
+                    self._found["waiting"] -= found.parked
                 self._read_at = time.monotonic()
                 self.took = self._read_at - now
             return self._found
-
-    def _look(self) -> dict[str, float]:
-        found = self._locks.stats()
-        gauges = {name: float(getattr(found, name)) for name in GAUGES}
-        return {**gauges, "waiting": found.waiting - found.parked}

@@ -37,28 +37,24 @@ def instrument(
             lock, and an event for each wait and each loss.
     """
     meter = api.get_meter(_NAME, __version__, meter_provider)
-    made: dict[str, Any] = {
-        name: meter.create_counter(f"relock.{name}", description=each.about)
+    measures: dict[str, Callable[[float, dict[str, str]], None]] = {
+        name: meter.create_counter(f"relock.{name}", description=each.about).add
         for name, each in metrics.COUNTERS.items()
     }
     for name, each in metrics.HISTOGRAMS.items():
-        made[name] = meter.create_histogram(
+        measures[name] = meter.create_histogram(
             f"relock.{name}",
             unit="s",
             description=each.about,
             explicit_bucket_boundaries_advisory=list(metrics.BOUNDS),
-        )
+        ).record
 
     def record(name: str, value: float, labels: Mapping[str, str]) -> None:
-        attributes = {f"relock.{label}": text for label, text in labels.items()}
-        if name in metrics.HISTOGRAMS:
-            made[name].record(value, attributes)
-        else:
-            made[name].add(value, attributes)
+        measures[name](value, {f"relock.{label}": text for label, text in labels.items()})
 
     metrics.connect("otel", record, templates)
     if spans:
-        _Spans().connect()
+        _annotate_spans()
 
 
 def observe(locks: Any, meter_provider: MeterProvider | None = None) -> None:
@@ -81,65 +77,66 @@ def observe(locks: Any, meter_provider: MeterProvider | None = None) -> None:
         return callback
 
     for name, about in metrics.GAUGES.items():
-        unit = "s" if name.startswith("oldest_") else ""
+        unit = "s" if name in metrics.SECONDS else ""
         meter.create_observable_gauge(f"relock.{name}", [values(name)], unit, about)
 
 
-class _Spans:
-    """Annotates the current span, which is the task's: a lock's signals are sent where its task
-    runs. A loss is announced in another thread, so the span of each hold is known until it ends."""
+# The current span is the task's: a lock's signals are sent where its task runs. A loss is announced
+# in another thread, so the span of each hold is known until it ends. Weak: of a step that leaves
+# its lock to the next one, no release is announced.
+_of_execution: WeakValueDictionary[str, trace.Span] = WeakValueDictionary()
 
-    def __init__(self) -> None:
-        # Weak: of a step that leaves its lock to the next one, no release is announced.
-        self._of_execution: WeakValueDictionary[str, trace.Span] = WeakValueDictionary()
 
-    def connect(self) -> None:
-        for signal, receive in (
-            (signals.lock_acquired, self._acquired),
-            (signals.lock_waiting, self._waits),
-            (signals.lock_parked, self._waits),
-            (signals.lock_conflict, self._meets),
-            (signals.lock_unavailable, self._meets),
-            (signals.lock_released, self._released),
-            (signals.lock_lost, self._lost),
-        ):
-            signal.connect(receive, weak=False, dispatch_uid=_ID)
+def _annotate_spans() -> None:
+    for signal, receive in (
+        (signals.lock_acquired, _acquired),
+        (signals.lock_waiting, _waits),
+        (signals.lock_parked, _waits),
+        (signals.lock_conflict, _meets),
+        (signals.lock_unavailable, _meets),
+        (signals.lock_released, _released),
+        (signals.lock_lost, _lost),
+    ):
+        signal.connect(receive, weak=False, dispatch_uid=_ID)
 
-    def _acquired(self, execution_id: str = "", **told: Any) -> None:
-        span = trace.get_current_span()
-        if not (told["fence"] and span.is_recording()):  # no token: relock_enabled=False
-            return
-        # Beside the locks that it names already: a task can call another inline. (The API's spans
-        # cannot be read, those of the SDK can.)
-        known = (getattr(span, "attributes", None) or {}).get("relock.names", ())
-        span.set_attributes(_attributes(told))
-        span.set_attribute("relock.names", [*dict.fromkeys((*known, *told["names"]))])
-        span.set_attribute("relock.waited", told["waited"])
-        span.set_attribute("relock.reentered", told["reentered"])
-        if told["waited"]:
-            span.add_event(
-                "relock.acquired", {**_attributes(told), "relock.waited": told["waited"]}
-            )
-        self._of_execution[execution_id] = span
 
-    def _waits(self, signal: Any = None, **told: Any) -> None:
-        kind = signal.name.removeprefix("lock_")
-        trace.get_current_span().add_event(f"relock.{kind}", _attributes(told))
+def _acquired(execution_id: str = "", **told: Any) -> None:
+    span = trace.get_current_span()
+    if not (told["fence"] and span.is_recording()):  # no token: relock_enabled=False
+        return
+    # Beside the locks that it names already: a task can call another inline. (The API's spans
+    # cannot be read, those of the SDK can.)
+    known = (getattr(span, "attributes", None) or {}).get("relock.names", ())
+    span.set_attributes(_attributes(told))
+    span.set_attribute("relock.names", [*dict.fromkeys((*known, *told["names"]))])
+    span.set_attribute("relock.waited", told["waited"])
+    span.set_attribute("relock.reentered", told["reentered"])
+    if told["waited"]:
+        span.add_event("relock.acquired", {**_attributes(told), "relock.waited": told["waited"]})
+    _of_execution[execution_id] = span
 
-    def _meets(self, signal: Any = None, policy: str = "", reason: str = "", **told: Any) -> None:
-        kind = signal.name.removeprefix("lock_")
-        more = {"relock.policy": policy, "relock.reason": reason}
-        trace.get_current_span().add_event(f"relock.{kind}", {**_attributes(told), **more})
 
-    def _released(self, execution_id: str = "", held: float = 0.0, **_: Any) -> None:
-        span = self._of_execution.pop(execution_id, None)
-        if span is not None:
-            span.set_attribute("relock.held", held)
+def _waits(signal: Any = None, **told: Any) -> None:
+    kind = signal.name.removeprefix("lock_")
+    trace.get_current_span().add_event(f"relock.{kind}", _attributes(told))
 
-    def _lost(self, execution_id: str = "", reason: str = "", **told: Any) -> None:
-        span = self._of_execution.pop(execution_id, None) or trace.get_current_span()
-        span.add_event("relock.lost", {**_attributes(told), "relock.reason": reason})
-        span.set_attribute("relock.lost", True)
+
+def _meets(signal: Any = None, policy: str = "", reason: str = "", **told: Any) -> None:
+    kind = signal.name.removeprefix("lock_")
+    more = {"relock.policy": policy, "relock.reason": reason}
+    trace.get_current_span().add_event(f"relock.{kind}", {**_attributes(told), **more})
+
+
+def _released(execution_id: str = "", held: float = 0.0, **_: Any) -> None:
+    span = _of_execution.pop(execution_id, None)
+    if span is not None:
+        span.set_attribute("relock.held", held)
+
+
+def _lost(execution_id: str = "", reason: str = "", **told: Any) -> None:
+    span = _of_execution.pop(execution_id, None) or trace.get_current_span()
+    span.add_event("relock.lost", {**_attributes(told), "relock.reason": reason})
+    span.set_attribute("relock.lost", True)
 
 
 def _attributes(told: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,8 +32,6 @@ from ..errors import LockConfigError
 from . import metrics
 
 PREFIX = "relock_"
-# The metrics whose names end with the unit, `_seconds`.
-_SECONDS = {"wait", "hold", "oldest_wait", "oldest_hold"}
 _FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 _ID = "celery_relock.prometheus"
 # The registry of the first call of `instrument`.
@@ -96,7 +94,7 @@ def _measure(templates: bool, buckets: Sequence[float], registry: CollectorRegis
 
 def metric_name(name: str) -> str:
     """The name of an instrument in Prometheus. The client appends `_total` to counters."""
-    return f"{PREFIX}{name}{'_seconds' if name in _SECONDS else ''}"
+    return f"{PREFIX}{name}{'_seconds' if name in metrics.SECONDS else ''}"
 
 
 def _serve_from_worker(port: int, addr: str, registry: CollectorRegistry) -> None:
@@ -120,7 +118,7 @@ def _shown(registry: CollectorRegistry) -> CollectorRegistry:
     if _FOLDER not in os.environ:
         return registry
     sums = CollectorRegistry()
-    Sums(sums)
+    Sums(sums)  # type: ignore[no-untyped-call]
     return sums
 
 
@@ -128,21 +126,15 @@ class Sums(MultiProcessCollector):
     """The sums of all processes. The files of ended processes are merged into one: each scrape
     reads all files, and with `worker_max_tasks_per_child` their number would grow without a bound.
 
-    Args:
-        registry: where to register the collector.
-        path: the folder. Default: `PROMETHEUS_MULTIPROC_DIR`.
+    Takes what `MultiProcessCollector` takes.
     """
 
     #: Up to this number, files of ended processes are not merged.
     FEW = 40
 
-    def __init__(self, registry: CollectorRegistry, path: str | None = None) -> None:
-        super().__init__(registry, path)  # type: ignore[no-untyped-call]
-        self._folder = Path(self._path)
-
     def collect(self) -> Any:
         """The metrics. Concurrent scrapes wait for each other."""
-        with (self._folder / "gone.lock").open("w") as guard:
+        with Path(self._path, "gone.lock").open("w") as guard:
             fcntl.flock(guard, fcntl.LOCK_EX)
             try:
                 return self._collected()
@@ -151,11 +143,12 @@ class Sums(MultiProcessCollector):
                 fcntl.flock(guard, fcntl.LOCK_UN)
 
     def _collected(self) -> list[Any]:
+        folder = Path(self._path)
         for kind in ("counter", "histogram", "summary"):
-            gone = [p for p in self._folder.glob(f"{kind}_*.db") if _is_gone(p)]
+            gone = [p for p in folder.glob(f"{kind}_*.db") if _is_gone(p)]
             if len(gone) > self.FEW:
-                _add_up(self._folder / f"{kind}_gone.db", gone)
-        for empty in [p for p in self._folder.glob("*.db") if not p.stat().st_size]:
+                _add_up(folder / f"{kind}_gone.db", gone)
+        for empty in [p for p in folder.glob("*.db") if not p.stat().st_size]:
             if _is_gone(empty):
                 empty.unlink()  # its process was killed while creating it
         for wait in (0.02, 0.05, 0.1, 0.2, 0.5):

@@ -106,7 +106,7 @@ def fence(connection: Any, name: str, token: int) -> None:
             name=name,
         )
     try:
-        is_highest, driver = _see(connection, _stored(name), token)
+        is_highest = _see(connection, _stored(name), token)
     except Exception as error:
         if TABLE in str(error) and hasattr(error, "add_note"):  # since Python 3.11
             error.add_note(
@@ -122,7 +122,7 @@ def fence(connection: Any, name: str, token: int) -> None:
             name=name,
             remaining=0.0,
         )
-    if not _in_transaction(driver):
+    if not _in_transaction(_driver_of(connection)):
         raise LockConfigError(
             f"the fence of {name!r} needs a transaction, and the connection is in autocommit mode: "
             "begin a transaction before the fence, and commit it after the writes",
@@ -191,28 +191,26 @@ def _end(connection: Any, tokens: Mapping[str, int], check: Callable[[], None]) 
     _begin(connection, tokens, check)
 
 
-def _see(connection: Any, row: str, token: int) -> tuple[bool, Any]:
-    """Show the database a token. Returns whether the token is the highest, and the driver's
-    connection."""
+def _see(connection: Any, row: str, token: int) -> bool:
+    """Show the database a token. Returns whether the token is the highest."""
     if hasattr(connection, "run_sync"):
         raise _refused(connection, ": await connection.run_sync(fence, name, token)")
-    if _is_session(connection):
-        connection = _connection_of(connection)
+    connection = _connection_of(connection)
     if hasattr(connection, "exec_driver_sql"):
         from sqlalchemy import text
 
         statement = _statement(connection.dialect.name)
         marks = (":name", ":token", ":token")[: statement.count("%s")]
         result = connection.execute(text(statement % marks), {"name": row, "token": token})
-        return _is_highest(result, statement, token), _driver_of(connection)
+        return _is_highest(result, statement, token)
     dialect, mark = (connection.vendor, "%s") if _is_django(connection) else _driver(connection)
     statement = _statement(dialect)
     parameters = (row, token, token)[: statement.count("%s")]
     with closing(connection.cursor()) as cursor:
         if dialect == "postgresql":
-            return _is_highest_in_postgres(cursor, statement, parameters), _driver_of(connection)
+            return _is_highest_in_postgres(cursor, statement, parameters)
         cursor.execute(statement.replace("%s", mark), parameters)
-        return _is_highest(cursor, statement, token), _driver_of(connection)
+        return _is_highest(cursor, statement, token)
 
 
 def _is_highest_in_postgres(cursor: Any, statement: str, parameters: tuple[Any, ...]) -> bool:
@@ -237,15 +235,14 @@ def _is_highest(cursor: Any, statement: str, token: int) -> bool:
     return bool(cursor.rowcount == 1)
 
 
-def _is_session(connection: Any) -> bool:
-    return hasattr(connection, "get_bind") and hasattr(connection, "connection")
-
-
-def _connection_of(session: Any) -> Any:
+def _connection_of(connection: Any) -> Any:
+    """The connection, or that of SQLAlchemy's Session."""
+    if not (hasattr(connection, "get_bind") and hasattr(connection, "connection")):
+        return connection
     from sqlalchemy.exc import UnboundExecutionError
 
     try:
-        return session.connection()
+        return connection.connection()
     except UnboundExecutionError as error:
         raise LockConfigError(
             "a fence needs the connection of the database that has the data, and this Session has "
@@ -260,8 +257,7 @@ def _is_django(connection: Any) -> bool:
 
 def _driver_of(connection: Any) -> Any:
     """The connection of the database's driver."""
-    if _is_session(connection):
-        connection = _connection_of(connection)
+    connection = _connection_of(connection)
     if hasattr(connection, "exec_driver_sql"):
         return connection.connection.driver_connection
     return connection.connection if _is_django(connection) else connection

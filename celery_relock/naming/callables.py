@@ -55,8 +55,10 @@ def _hint(error: Exception) -> str:
     return ""
 
 
-class ByName:
-    """A callable, and which arguments it gets.
+def by_name(
+    function: Callable[..., Any], where: str, known: Collection[str] | None = None
+) -> Callable[[Mapping[str, object]], Any]:
+    """What calls a user's function with those of a call's arguments that it names.
 
     Args:
         function: the user's.
@@ -67,49 +69,36 @@ class ByName:
         LockConfigError: it would fail at each call: it wants what the task does not take. Or it
             does not tell what it wants.
     """
-
-    def __init__(
-        self, function: Callable[..., Any], where: str, known: Collection[str] | None = None
-    ) -> None:
-        self.function = function
-        self.where = where
-        # What a partial has fixed by keyword looks like a default, and is meant to stay.
-        self.fixed = frozenset(function.keywords if isinstance(function, partial) else ())
-        self.positional: list[str] = []
-        self.by_keyword: list[str] = []
-        self.takes_all = False
-        for parameter in self._parameters():
-            self._plan(parameter, known)
-
-    def __call__(self, arguments: Mapping[str, object]) -> Any:
-        positional = [
-            arguments[name] for name in takewhile(arguments.__contains__, self.positional)
-        ]
-        wanted = arguments if self.takes_all else self.by_keyword
-        skipped = self.fixed.union(self.positional)
-        keywords = {n: arguments[n] for n in wanted if n in arguments and n not in skipped}
-        return self.function(*positional, **keywords)
-
-    def _parameters(self) -> list[inspect.Parameter]:
-        try:
-            return list(read_signature(self.function).parameters.values())
-        except (TypeError, ValueError) as error:
-            raise LockConfigError(
-                f"{self.where} does not tell which arguments it takes: {error}. Wrap it in a "
-                "function that names them."
-            ) from error
-
-    def _plan(self, parameter: inspect.Parameter, known: Collection[str] | None) -> None:
-        name, kind = parameter.name, parameter.kind
-        if kind == parameter.VAR_POSITIONAL:
-            return
+    positional: list[str] = []
+    by_keyword: list[str] = []
+    takes_all = False
+    try:
+        parameters = read_signature(function).parameters
+    except (TypeError, ValueError) as error:
+        raise LockConfigError(
+            f"{where} does not tell which arguments it takes: {error}. Wrap it in a function that "
+            "names them."
+        ) from error
+    for name, parameter in parameters.items():
+        kind = parameter.kind
         if kind == parameter.VAR_KEYWORD:
-            self.takes_all = True
-            return
-        (self.positional if kind == parameter.POSITIONAL_ONLY else self.by_keyword).append(name)
-        if known is not None and name not in known and parameter.default is parameter.empty:
-            hint = suggestion(name, known)
-            raise LockConfigError(
-                f"{self.where} wants {name!r}, which the task does not take."
-                + (_HOW_TO_GET_SELF if name in ("self", "cls") else hint)
-            )
+            takes_all = True
+        elif kind != parameter.VAR_POSITIONAL:
+            (positional if kind == parameter.POSITIONAL_ONLY else by_keyword).append(name)
+            if known is not None and name not in known and parameter.default is parameter.empty:
+                hint = suggestion(name, known)
+                raise LockConfigError(
+                    f"{where} wants {name!r}, which the task does not take."
+                    + (_HOW_TO_GET_SELF if name in ("self", "cls") else hint)
+                )
+    # What a partial has fixed by keyword looks like a default, and is meant to stay.
+    fixed = function.keywords if isinstance(function, partial) else ()
+    skipped = {*fixed, *positional}
+
+    def call(arguments: Mapping[str, object]) -> Any:
+        first = [arguments[name] for name in takewhile(arguments.__contains__, positional)]
+        wanted = arguments if takes_all else by_keyword
+        keywords = {n: arguments[n] for n in wanted if n in arguments and n not in skipped}
+        return function(*first, **keywords)
+
+    return call

@@ -195,10 +195,6 @@ def _plainer(value: Any) -> Any:
 
     with suppress(TypeError):  # what an application registered there, and lazy texts of Django
         return JSONEncoder().default(value)
-    return _structure(value)
-
-
-def _structure(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
     if callable(getattr(type(value), "model_dump", None)):

@@ -1,8 +1,7 @@
 """From the call of a task to the names of its locks.
 
-bind        the arguments of a call by name, the same for every way to call it
-NameRule    from `lock_key` and these arguments to lock names
-check_name  what a lock can be called
+bind      the arguments of a call by name, the same for every way to call it
+NameRule  from `lock_key` and these arguments to lock names
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from celery.local import Proxy
 
 from ..errors import LockConfigError
 from . import canonical
-from .callables import ByName, called, read_signature
+from .callables import by_name, called, read_signature
 from .template import Template, check_name
 
 KeyPart: TypeAlias = str | Callable[..., object]
@@ -163,7 +162,11 @@ class NameRule(NamedTuple):
             return cls(task_name, (), off=True)
         against = _Task(task_name, signature, task)
         if key is None:
-            return cls(task_name, (_default(task_name),), rest=against.rest)
+
+            def of_all(arguments: _Arguments) -> str:
+                return f"{task_name}:{canonical.digest(arguments, task_name)}"
+
+            return cls(task_name, (of_all,), rest=against.rest)
         parts = key if isinstance(key, (list, tuple)) else (key,)
         if not parts:
             raise LockConfigError(
@@ -193,48 +196,33 @@ class NameRule(NamedTuple):
         return made
 
 
-def _default(task: str) -> _Maker:
-    def maker(arguments: _Arguments) -> tuple[str, ...]:
-        return (f"{task}:{canonical.digest(arguments, task)}",)
-
-    return maker
-
-
 class _Task:
     """What the parts of a lock_key are checked against."""
 
     def __init__(self, name: str, signature: inspect.Signature, task: Any) -> None:
         self.where = f"task {name}"
         self.name = name
-        self.parameters = tuple(signature.parameters)
+        parameters = signature.parameters.values()
+        self.rest = next((p.name for p in parameters if p.kind == p.VAR_KEYWORD), None)
+        #: Its parameters; None if it takes anything.
+        self.known = None if self.rest else tuple(signature.parameters)
         #: What a template can read beside the arguments, which go before it.
         self.given: dict[str, Any] = {"task": name}
         if task is not None:
             self.given["self"] = task
-        self.unnamed = {p.name for p in signature.parameters.values() if p.default is None}
-        self.rest = next(
-            (p.name for p in signature.parameters.values() if p.kind == p.VAR_KEYWORD), None
-        )
+        self.unnamed = {p.name for p in parameters if p.default is None}
 
     def maker(self, part: Any) -> _Maker:
-        if isinstance(part, str):
-            return self._from_template(part)
-        function = part.__func__ if isinstance(part, staticmethod) else part
-        if callable(function):
-            return self.seeing(_Call(function, self))
-        raise LockConfigError(
-            f"{self.where}: lock_key {part!r:.80} is of type {type(part).__qualname__}. It is a "
-            'template such as "account:{account_id}", a callable, a list of these, None or False.'
-        )
+        made = self._of_template(part) if isinstance(part, str) else self._of_callable(part)
+        if (name := self.rest) is None:
+            return made
+        return lambda arguments: made(seen(arguments, name))
 
-    def _from_template(self, source: str) -> _Maker:
-        try:
-            template = Template(source)
-        except LockConfigError as error:
-            raise LockConfigError(f"{self.where}: {error.reason}") from error
-        if self.rest is None:
-            beside = [name for name in self.given if name in template.names]
-            template.check((*self.parameters, *beside), self.name)
+    def _of_template(self, source: str) -> _Maker:
+        template = Template(source, self.name)
+        given = {name: value for name, value in self.given.items() if name in template.names}
+        if self.known is not None:
+            template.check((*self.known, *given))
         if not template.names:
             check_name(source, self.where)
         if missing := [name for name in template.names if name in self.unnamed]:
@@ -245,48 +233,40 @@ class _Task:
             )
         for literal in filter(str.strip, template.literals):
             check_name(literal, self.where)
-
-        given = {name: value for name, value in self.given.items() if name in template.names}
         if not given:
-            return self.seeing(partial(template.render, task=self.name))
+            return template.render
+        return lambda arguments: template.render({**given, **arguments})
 
-        def maker(arguments: _Arguments) -> str:
-            return template.render({**given, **arguments}, task=self.name)
+    def _of_callable(self, part: Any) -> _Maker:
+        function = part.__func__ if isinstance(part, staticmethod) else part
+        if not callable(function):
+            raise LockConfigError(
+                f"{self.where}: lock_key {part!r:.80} is of type {type(part).__qualname__}. It is "
+                'a template such as "account:{account_id}", a callable, a list of these, None or '
+                "False."
+            )
+        written = function
+        while isinstance(written, partial):  # a method of the task's class comes as one
+            written = written.func
+        where = f"{self.where}: lock_key {getattr(written, '__qualname__', repr(written))}"
+        if inspect.iscoroutinefunction(function):
+            raise LockConfigError(f"{where} is a coroutine function; it must return a name.")
+        call = by_name(function, where, self.known)
 
-        return self.seeing(maker)
+        def maker(arguments: _Arguments) -> tuple[str, ...]:
+            made = called(where, call, arguments)
+            names = made if isinstance(made, (list, tuple)) else (made,)
+            if names and all(isinstance(name, str) for name in names):
+                return tuple(str.__str__(name) for name in names)
+            raise LockConfigError(
+                f"{where} returned {made!r:.80} ({type(made).__qualname__}). "
+                "It must return a lock name, or a list of at least one."
+            )
 
-    def seeing(self, maker: _Maker) -> _Maker:
-        """A maker that gets what the task's `**parameter` caught, by its own name too."""
-        if (name := self.rest) is None:
-            return maker
-
-        return lambda arguments: maker(seen(arguments, name))
+        return maker
 
 
 def seen(arguments: _Arguments, rest: str | None) -> _Arguments:
     """The arguments, and what the task's `**rest` caught, by its own name too."""
     caught = arguments.get(rest) if rest is not None else None
     return {**caught, **arguments} if isinstance(caught, Mapping) and caught else arguments
-
-
-class _Call:
-    """A lock_key callable."""
-
-    def __init__(self, function: Callable[..., object], task: _Task) -> None:
-        written = function
-        while isinstance(written, partial):  # a method of the task's class comes as one
-            written = written.func
-        self.where = f"{task.where}: lock_key {getattr(written, '__qualname__', repr(written))}"
-        if inspect.iscoroutinefunction(function):
-            raise LockConfigError(f"{self.where} is a coroutine function; it must return a name.")
-        self.call = ByName(function, self.where, task.parameters if task.rest is None else None)
-
-    def __call__(self, arguments: _Arguments) -> tuple[str, ...]:
-        made = called(self.where, self.call, arguments)
-        names = made if isinstance(made, (list, tuple)) else (made,)
-        if names and all(isinstance(name, str) for name in names):
-            return tuple(str.__str__(name) for name in names)
-        raise LockConfigError(
-            f"{self.where} returned {made!r:.80} ({type(made).__qualname__}). "
-            "It must return a lock name, or a list of at least one."
-        )

@@ -13,7 +13,7 @@ import re
 import string
 import unicodedata
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from datetime import date, datetime, time
 from decimal import Decimal
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from . import canonical
 _FIELD = re.compile(r"(?P<name>[^.\[\]]*)(?P<path>(?:\.[^.\[\]]*|\[[^\]]*\])*)")
 _STEP = re.compile(r"\.(?P<attribute>[^.\[\]]*)|\[(?P<item>[^\]]*)\]")
 _FORMATTED = (str, int, float, Decimal, datetime, date, time)
+_INDEXED = (list, tuple, deque, str)
 _CONTAINERS = (list, tuple, set, frozenset, deque, Mapping)
 _MISSING = object()
 MAX_NAME_BYTES = 4096
@@ -59,17 +60,18 @@ class _Field(NamedTuple):
 class Template:
     """A parsed lock name template.
 
+    Args:
+        source: the text.
+        task: the task's name, for messages.
+
     Raises:
         LockConfigError: the text is no format string, or uses a part of the format language that
             could not give the same name in every process.
     """
 
-    def __init__(self, source: str) -> None:
-        self.source = source
-        self._parts = tuple(_parse(source))
-
-    def __repr__(self) -> str:
-        return f"Template({self.source!r})"
+    def __init__(self, source: str, task: str) -> None:
+        self._where = f"task {task}: lock_key {source!r}"
+        self._parts = tuple(_parse(source, self._where))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -81,17 +83,16 @@ class Template:
         """The texts between the fields."""
         return tuple(part for part in self._parts if isinstance(part, str))
 
-    def check(self, parameters: Iterable[str], task: str) -> None:
+    def check(self, known: Collection[str]) -> None:
         """Raise LockConfigError if a field names none of the task's parameters."""
-        known = list(parameters)
         for name in self.names:
             if name not in known:
                 raise LockConfigError(
-                    f"task {task}: lock_key {self.source!r} names the argument {name!r}, "
-                    f"which the task does not take.{suggestion(name, known)}"
+                    f"{self._where} names the argument {name!r}, which the task does not take."
+                    + suggestion(name, known)
                 )
 
-    def render(self, arguments: Mapping[str, object], task: str) -> str:
+    def render(self, arguments: Mapping[str, object]) -> str:
         """The lock name for these arguments.
 
         Raises:
@@ -99,13 +100,15 @@ class Template:
         """
         text = ""
         for part in self._parts:
+            if isinstance(part, str):
+                text += part
+                continue
             try:
-                text += part if isinstance(part, str) else _rendered(part, arguments)
+                text += _rendered(part, arguments)
             except (_Refused, canonical.Unstable) as problem:
-                assert isinstance(part, _Field)
                 inside = getattr(problem, "path", "")
                 raise LockConfigError(
-                    f"task {task}: lock_key {self.source!r}: {{{part.source}}}{inside} {problem}"
+                    f"{self._where}: {{{part.source}}}{inside} {problem}"
                 ) from None
         return text
 
@@ -140,33 +143,31 @@ def check_name(name: str, where: str) -> str:
     return name
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
+def suggestion(name: str, known: Collection[str]) -> str:
     """` Did you mean 'x'? It takes: …`, to end an error about an unknown argument."""
     from difflib import get_close_matches
 
-    names = list(known)
-    close = get_close_matches(name, names, n=1)
+    close = get_close_matches(name, known, n=1)
     meant = f" Did you mean {close[0]!r}?" if close else ""
-    return f"{meant} It takes: {', '.join(names) or 'no arguments'}."
+    return f"{meant} It takes: {', '.join(known) or 'no arguments'}."
 
 
-def _parse(source: str) -> Iterable[str | _Field]:
+def _parse(source: str, where: str) -> Iterator[str | _Field]:
     try:
         parsed = list(string.Formatter().parse(source))
     except ValueError as error:
         raise LockConfigError(
-            f"lock_key {source!r} is not a format string: {error}. "
+            f"{where} is not a format string: {error}. "
             "A brace that is meant as a brace is written twice."
         ) from error
     for literal, field, spec, conversion in parsed:
         if literal:
             yield literal
         if field is not None:
-            yield _parse_field(source, field, spec or "", conversion)
+            yield _parse_field(f"{where}: {{{field}}}", field, spec or "", conversion)
 
 
-def _parse_field(source: str, field: str, spec: str, conversion: str | None) -> _Field:
-    where = f"lock_key {source!r}: {{{field}}}"
+def _parse_field(where: str, field: str, spec: str, conversion: str | None) -> _Field:
     match = _FIELD.fullmatch(field)
     if match is None:
         raise LockConfigError(f"{where} is not of the form {{name}}, {{name.x}} or {{name[x]}}.")
@@ -216,13 +217,11 @@ def _rendered(field: _Field, arguments: Mapping[str, object]) -> str:
 
 
 def _follow(value: object, step: _Step) -> object:
-    plain = canonical.settle(value)
+    plain, found = canonical.settle(value), _MISSING
     if isinstance(plain, Mapping):
         found = _entry(plain, step.key)
-    elif step.is_attribute or not isinstance(plain, (list, tuple, deque, str)):
-        found = _MISSING
-    else:
-        found = _element(plain, step.key)
+    elif isinstance(plain, _INDEXED) and not step.is_attribute and step.key.isdecimal():
+        found = plain[int(step.key)] if int(step.key) < len(plain) else _MISSING
     # A mapping's own attributes are its methods; those of a list or a text are no better.
     if found is not _MISSING or step.key.startswith("_") or isinstance(value, (Mapping, list, str)):
         return found
@@ -236,12 +235,6 @@ def _entry(mapping: Mapping[Any, object], key: str) -> object:
     for candidate in mapping:
         if not isinstance(candidate, str) and canonical.key_text(candidate) == wanted:
             return mapping[candidate]
-    return _MISSING
-
-
-def _element(sequence: Any, index: str) -> object:
-    if index.isdecimal() and int(index) < len(sequence):
-        return sequence[int(index)]
     return _MISSING
 
 

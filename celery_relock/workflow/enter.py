@@ -21,7 +21,7 @@ from ..engine.lease import Lease
 from ..engine.protocol import Claim
 from ..errors import LockConfigError
 from ..options import CALL_OPTIONS, LockOptions
-from ..settings import option_defaults
+from ..settings import read_by_tasks
 from ..task import LockedTask
 from ..worker.conflict import Attempt, obtain, release
 from ..worker.events import work_for
@@ -186,7 +186,7 @@ def held(app: Any, spec: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _options(app: Any, spec: Mapping[str, Any]) -> LockOptions:
-    defaults = {name: each for name, each in option_defaults(app).items() if name in steps.OPTIONS}
+    defaults = {name: each for name, each in read_by_tasks(app).items() if name in steps.OPTIONS}
     for name in ("limit", "mode", "on_conflict"):
         if not isinstance(defaults.get(name, ""), int | str):
             # Made for the arguments, or the parts of the key, of a task; or no message carries it.

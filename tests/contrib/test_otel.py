@@ -160,7 +160,7 @@ def test_the_template_is_also_told_if_the_app_has_it_for_all_its_tasks():
 @pytest.fixture
 def span():
     """Of a task that runs in this process, where spans are told of locks."""
-    otel._Spans().connect()
+    otel._annotate_spans()
     try:
         with TracerProvider().get_tracer(__name__).start_as_current_span("task") as span:
             yield span

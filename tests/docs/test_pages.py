@@ -15,7 +15,7 @@ from celery.result import allow_join_result
 from celery_relock import Lock, LockedTask, errors, locked
 from celery_relock.engine.hold import Hold
 from celery_relock.errors import LockLost, RelockError
-from celery_relock.settings import backend_settings, option_defaults
+from celery_relock.settings import backend_settings, read_by_tasks
 from tests.docs.pages import URL, all_pages, blocks, text
 from tests.support import RedisServer
 from tests.support.worker import ROOT
@@ -104,7 +104,7 @@ def test_the_settings_of_the_page_are_read(url: str, names: dict[str, Any]) -> N
 
     found = backend_settings(app)
     assert (found.url, found.namespace, found.source) == (f"{url}/1", "shop", "relock_url")
-    assert option_defaults(app) == {"ttl": 60}
+    assert read_by_tasks(app) == {"ttl": 60}
 
 
 def test_the_table_of_self_lock_has_each_attribute() -> None:

@@ -20,6 +20,7 @@ from redis import Redis
 from celery_relock import Lock, LockedTask, doctor
 from celery_relock.admin import Locks
 from celery_relock.declaration import engine_of
+from celery_relock.engine import diagnosis
 from celery_relock.engine.examination import Server
 from celery_relock.engine.protocol import Claim, ParkRequest
 from celery_relock.worker.parking import home
@@ -162,11 +163,11 @@ def test_a_server_that_is_far_away(server):
 
 def test_a_server_that_is_too_old():
     old = Server({"redis_version": "6.0.16"}, "900 1", (0.0, 0.0), (0.001,))
-    assert "6.0.16" in only(doctor._of_servers([old], {}), "version").what
+    assert "6.0.16" in only(diagnosis.of_servers([old]), "version").what
     new = old._replace(info={"redis_version": "6.2.0"})
-    assert list(doctor._of_servers([new], {})) == []
+    assert list(diagnosis.of_servers([new])) == []
     odd = old._replace(info={"redis_version": "8.0-m01"})
-    assert list(doctor._of_servers([odd], {})) == []
+    assert list(diagnosis.of_servers([odd])) == []
 
 
 def test_locks_that_no_two_processes_share():
@@ -176,7 +177,7 @@ def test_locks_that_no_two_processes_share():
 
 def test_clocks_of_a_cluster_that_differ():
     servers = [Server({}, None, (ahead, 0.1), (0.001,)) for ahead in (-0.7, 0.7)]
-    assert "1.4 s apart" in only(doctor._of_servers(servers, {}), "clock").what
+    assert "1.4 s apart" in only(diagnosis.of_servers(servers), "clock").what
 
 
 def test_no_server_at_all_a_wrong_password_and_another_layout(server):

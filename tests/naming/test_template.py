@@ -50,7 +50,7 @@ ID = uuid.UUID("0f8fad5b-d9cb-469f-a165-70867728950e")
 
 
 def render(source: str, **arguments: Any) -> str:
-    return Template(source).render(arguments, "proj.task")
+    return Template(source, "proj.task").render(arguments)
 
 
 @pytest.mark.parametrize(
@@ -179,17 +179,17 @@ def test_values_are_inert(value: str) -> None:
 )
 def test_a_template_that_cannot_work_is_refused_when_it_is_declared(source: str, says: str) -> None:
     with pytest.raises(LockConfigError, match=says):
-        Template(source)
+        Template(source, "proj.t")
 
 
 def test_an_unknown_argument_is_refused_with_the_closest_one() -> None:
-    template = Template("account:{acount_id}")
+    template = Template("account:{acount_id}", "proj.t")
 
     with pytest.raises(LockConfigError, match=r"proj\.t.*'acount_id'.*mean 'account_id'\?.*force"):
-        template.check(["account_id", "force"], "proj.t")
+        template.check(["account_id", "force"])
     with pytest.raises(LockConfigError, match="It takes: no arguments"):
-        template.check([], "proj.t")
-    Template("{account_id}:{force.x}").check(["account_id", "force"], "proj.t")
+        template.check([])
+    Template("{account_id}:{force.x}", "proj.t").check(["account_id", "force"])
 
 
 @pytest.mark.parametrize(

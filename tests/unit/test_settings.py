@@ -14,7 +14,7 @@ from celery import Celery
 
 from celery_relock.errors import LockConfigError
 from celery_relock.options import OPTION_NAMES
-from celery_relock.settings import backend_settings, option_defaults
+from celery_relock.settings import backend_settings, read_by_tasks
 
 
 @pytest.fixture(autouse=True)
@@ -126,7 +126,7 @@ def test_settings_are_read_when_they_are_asked_for() -> None:
     app.conf.relock_ttl = 5
 
     assert found(app)[0] == "redis://second"
-    assert option_defaults(app) == {"ttl": 5}
+    assert read_by_tasks(app) == {"ttl": 5}
 
 
 CONFIGURED = {
@@ -151,7 +151,7 @@ def test_every_way_to_write_a_celery_setting_works(how: str, as_object: bool) ->
     app.config_from_object(source, namespace=namespace)
 
     assert found(app) == ("redis://h/1", "relock_url")
-    assert option_defaults(app) == {"ttl": 5}
+    assert read_by_tasks(app) == {"ttl": 5}
 
 
 def test_what_is_set_on_the_app_goes_before_its_configuration_object() -> None:
@@ -170,21 +170,21 @@ def test_capitals_without_the_namespace_are_not_read_in_the_configuration_object
     settings = {f"{before}RELOCK_URL": "redis://h/1", f"{before}RELOCK_TTL": 5}
     app.config_from_object(settings, namespace="SHOP")
     assert found(app) == ("redis://broker", "broker_read_url")
-    assert option_defaults(app) == {}
+    assert read_by_tasks(app) == {}
 
     app.conf.update(settings)
     assert found(app) == ("redis://h/1", "relock_url")
-    assert option_defaults(app) == {"ttl": 5}
+    assert read_by_tasks(app) == {"ttl": 5}
 
 
 def test_a_module_named_in_the_environment_configures(tmp_path: Path) -> None:
     (tmp_path / "shop_settings.py").write_text('relock_url = "redis://h/7"\nrelock_max_wait = 3\n')
     program = (
         "from celery import Celery\n"
-        "from celery_relock.settings import option_defaults, backend_settings\n"
+        "from celery_relock.settings import read_by_tasks, backend_settings\n"
         "app = Celery('shop')\n"
         "app.config_from_envvar('SHOP_SETTINGS')\n"
-        "print(backend_settings(app).url, option_defaults(app))\n"
+        "print(backend_settings(app).url, read_by_tasks(app))\n"
     )
     environment = {
         "SHOP_SETTINGS": "shop_settings",
@@ -209,7 +209,7 @@ def test_reading_leaves_the_settings_of_the_app_alone() -> None:
     before = dict(app.conf)
 
     backend_settings(app)
-    option_defaults(app)
+    read_by_tasks(app)
 
     assert dict(app.conf) == before
 
@@ -217,15 +217,15 @@ def test_reading_leaves_the_settings_of_the_app_alone() -> None:
 def test_every_option_has_an_app_wide_default() -> None:
     app = make(**{f"relock_{name}": name for name in OPTION_NAMES})
 
-    assert option_defaults(app) == {name: name for name in OPTION_NAMES}
+    assert read_by_tasks(app) == {name: name for name in OPTION_NAMES}
 
 
 def test_a_default_of_none_is_a_default_and_no_default_is_none() -> None:
-    assert option_defaults(make(relock_max_wait=None)) == {"max_wait": None}
-    assert option_defaults(make()) == {}
+    assert read_by_tasks(make(relock_max_wait=None)) == {"max_wait": None}
+    assert read_by_tasks(make()) == {}
 
 
-@pytest.mark.parametrize("read", [backend_settings, option_defaults])
+@pytest.mark.parametrize("read", [backend_settings, read_by_tasks])
 def test_an_option_of_a_task_among_the_settings_is_refused_with_the_name_of_its_default(read):
     app = make(broker_url="redis://h")
     app.conf["lock_ttl"] = 60
@@ -235,7 +235,7 @@ def test_an_option_of_a_task_among_the_settings_is_refused_with_the_name_of_its_
 
 
 @pytest.mark.parametrize("name", ["LOCK_TTL", "LOCK_LIMIT", "RELOCK_FOR_STAFF", "CELERY_RELOCK_X"])
-@pytest.mark.parametrize("read", [backend_settings, option_defaults])
+@pytest.mark.parametrize("read", [backend_settings, read_by_tasks])
 def test_a_setting_of_the_project_outside_of_the_namespace_is_none_of_ours(
     name: str, read: Any
 ) -> None:
@@ -243,7 +243,7 @@ def test_a_setting_of_the_project_outside_of_the_namespace_is_none_of_ours(
     app.config_from_object({name: 1, "SHOP_RELOCK_TTL": 5}, namespace="SHOP")
 
     read(app)
-    assert option_defaults(app) == {"ttl": 5}
+    assert read_by_tasks(app) == {"ttl": 5}
 
 
 def test_an_empty_namespace_is_refused() -> None:
@@ -265,7 +265,7 @@ def test_an_empty_url_is_refused(empty: str) -> None:
         ("RELOCK_NAMESPAC", "RELOCK_NAMESPACE"),
     ],
 )
-@pytest.mark.parametrize("read", [backend_settings, option_defaults])
+@pytest.mark.parametrize("read", [backend_settings, read_by_tasks])
 def test_an_unknown_setting_is_refused_and_the_right_one_suggested(
     written: str, meant: str, read: Any
 ) -> None:
@@ -294,7 +294,7 @@ def test_an_unknown_setting_behind_a_namespace_is_refused_as_it_is_spelt(
     app.config_from_object({written: 1}, namespace=namespace)
 
     with pytest.raises(LockConfigError, match=rf" {written}\b.* {meant}[.?]"):
-        option_defaults(app)
+        read_by_tasks(app)
 
 
 def test_the_namespace_of_the_keys_is_a_setting() -> None:

@@ -34,14 +34,10 @@ _FREE = "celery_relock.free_lock"
 class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]  # Django ships no types
     """Locks in the admin: no objects, so none of its forms."""
 
-    def has_add_permission(self, request: HttpRequest) -> bool:
+    def _nobody(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
+    has_add_permission = has_change_permission = has_delete_permission = _nobody
 
     def get_urls(self) -> list[Any]:
         def at(route: str, view: Callable[..., HttpResponse], name: str) -> Any:
