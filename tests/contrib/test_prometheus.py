@@ -30,6 +30,7 @@ from celery_relock import Lock, LockedTask
 from celery_relock.admin import Locks
 from celery_relock.contrib import metrics, prometheus
 from celery_relock.declaration import engine_of
+from celery_relock.errors import LockLost
 from tests.docs.pages import blocks
 from tests.support import reaper, wait_for
 from tests.support.ports import free_port
@@ -271,6 +272,9 @@ def test_what_somebody_frees_by_force_is_counted_where_that_is_done(redis_url, n
     [forced] = [each for each in told if each[0] == "forced"]
     assert forced[1:] == (1, {"task": "Lock", "action": "release"})
     assert ("acquired", 1, {"task": ""}) in told
+    # Else the loss is told while the next test counts.
+    with pytest.raises(LockLost):
+        lock.release()
 
 
 @pytest.mark.parametrize("enabled", [True, False])
