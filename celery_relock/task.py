@@ -21,8 +21,8 @@ from .naming.callables import read_signature
 from .naming.names import bind, signature_of
 from .order import client as order
 from .worker import company, publishing  # noqa: F401  # a receiver
+from .worker.delivery import DELIVERY
 from .worker.message import (
-    BEGUN,
     HEADER,
     NOTHING,
     PREFIX,
@@ -367,14 +367,14 @@ def _locked(body: Any) -> Callable[..., Any]:
         from .worker import execution  # who only sends never loads it
 
         request = getattr(self.request_stack, "top", None)  # no app: no stack
-        if (begun := getattr(request, BEGUN, None)) and begun.aside:
+        if (delivery := getattr(request, DELIVERY, None)) and delivery.aside:
             company.keep_aside(self)
         try:
             return execution.run(self, run, call, args, kwargs)
         # No call of ours here: a signal's exception there would make a failure of what waits.
         except (Aside, SentAgain) as aside:
-            if begun := getattr(request, BEGUN, None):
-                begun.aside = aside
+            if delivery := getattr(request, DELIVERY, None):
+                delivery.aside = aside
             raise aside.with_traceback(None) from None
         except Exception as error:
             error.__traceback__ = company.shown(error)

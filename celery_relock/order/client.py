@@ -23,8 +23,8 @@ from ..engine.events import label_of, logger
 from ..engine.protocol import LINE, Claim, Conflict, PlaceRequest
 from ..errors import LockConfigError, LockUnavailable, RelockError
 from ..worker.conflict import end_unexecuted
-from ..worker.delivery import Delivery, retried_by
-from ..worker.message import PREFIX, SAYS, call_options, moment, seconds_to_expiry
+from ..worker.delivery import Delivery
+from ..worker.message import PREFIX, SAYS, call_options, moment, retried_by, seconds_to_expiry
 
 #: The field of our header with a call's line and its ticket.
 ORDER = "order"

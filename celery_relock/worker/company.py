@@ -19,7 +19,7 @@ from celery.states import SUCCESS
 from ..engine.events import logger
 from ..errors import LockConfigError, RelockError
 from ..options import OPTION_NAMES
-from .message import BEGUN
+from .delivery import if_any
 
 # Modules that are loaded where a library traces Celery's tasks, and the distribution of each.
 _TRACERS = {
@@ -101,17 +101,17 @@ def keep_aside(task: Any) -> None:
     """Raise once more what tells that this delivery is set aside, if a `__call__` has handled
     it."""
     request = task.request_stack.top
-    begun = getattr(request, BEGUN, None)
-    if begun is None or begun.aside is None:
+    delivery = if_any(request)
+    if delivery is None or delivery.aside is None:
         return
-    if not begun.told:
-        begun.told = True
+    if not delivery.aside_told:
+        delivery.aside_told = True
         logger.warning(
             "%s[%s]: %s handles the exception that tells that this call waits or is a copy (%s). "
             "It is raised once more. Let celery.exceptions.Ignore and Retry through there",
-            *(task.name, request.id, type(task).__call__.__qualname__, begun.aside),
+            *(task.name, request.id, type(task).__call__.__qualname__, delivery.aside),
         )
-    raise begun.aside from None
+    raise delivery.aside from None
 
 
 def shown(error: Exception) -> TracebackType | None:

@@ -71,8 +71,6 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0
 # How long a live worker may take from the release of a lock until it has stored the result, in
 # seconds.
 _STORING = 2.0
-# An attribute of a late copy: until when, by the monotonic clock, to wait for that result.
-_STORED_BY = "relock_stored_by"
 
 
 class Attempt(NamedTuple):
@@ -538,14 +536,13 @@ def _has_to_run(task: Any, message: Any) -> bool:
     """
     if not task.acks_late:
         return False
-    is_for_good = delivery_of(message).ended_for_good
-    if is_for_good is not None and is_for_good():
+    delivery = delivery_of(message)
+    if delivery.ended_for_good is not None and delivery.ended_for_good():
         return False
     if stores_no_result(task, message):
         return bool(message.chain or message.callbacks or message.errbacks or message.chord)
     # Once for a message: one that waits for its turn and then for the lock is asked about twice.
-    until = getattr(message, _STORED_BY, None) or time.monotonic() + _STORING
-    setattr(message, _STORED_BY, until)
+    delivery.stored_by = delivery.stored_by or time.monotonic() + _STORING
     while True:
         found = stored(task, message.id)
         if found is None:
@@ -554,7 +551,7 @@ def _has_to_run(task: Any, message: Any) -> bool:
             return False
         if found["status"] == RETRY and _has_sent_its_retry(message, found["result"]):
             return False
-        if time.monotonic() >= until:
+        if time.monotonic() >= delivery.stored_by:
             return True
         time.sleep(0.1)
 

@@ -44,7 +44,7 @@ from ..workflow import steps
 from . import company, retry, revocation, unlocked
 from . import events as worker_events
 from .conflict import Attempt, call_off, obtain, release
-from .delivery import afterwards, finish, left
+from .delivery import DELIVERY, afterwards, finish, left
 from .message import (
     ENTER,
     Header,
@@ -61,7 +61,6 @@ from .message import (
 from .parking import carried
 from .states import (
     LATER,
-    WAS_BLOCKED,
     Aside,
     Dropped,
     Late,
@@ -332,7 +331,7 @@ class Execution:
         header, task = self.header, self.task
         # A task that enters a workflow waits for its lock in its body.
         if not self.declared.enters_workflows and header is not None:
-            has_waited = header.attempts or hasattr(self.message, WAS_BLOCKED)
+            has_waited = header.attempts or getattr(self.message, DELIVERY).was_blocked
             if has_waited or task.track_started is LATER:
                 show_started(task, self.message)
         self.make_hold = make_hold

@@ -30,6 +30,7 @@ from ..errors import LockConfigError
 from ..naming.callables import called
 from ..options import OPTION_NAMES, unknown
 from ..settings import name_prefix
+from .delivery import DELIVERY, Delivery, delivery_of
 
 #: The name of our header in a message.
 HEADER = "relock"
@@ -50,8 +51,8 @@ _CANVASES = {"chain": ("tasks",), "group": ("tasks",), "chord": ("header", "body
 # How many ancestors are passed on, the nearest first. Without a bound the message of a task that
 # sends itself would become longer each time.
 _MOST_ANCESTORS = 32
-# Attributes of a request: our header, once it was read; whether the body of its task has begun.
-_PARSED, BEGUN = "relock_header", "relock_begun"
+# An attribute of a request: our header, once it was read.
+_PARSED = "relock_header"
 
 # -- Which message -------------------------------------------------------------------------------
 
@@ -68,18 +69,6 @@ def running_request() -> Any | None:
     return None
 
 
-class Begun:
-    """That the body of a delivery's task was reached: one for all copies of its request.
-
-    Attributes:
-        aside: what tells that the delivery is set aside: it waits, or is a copy.
-        told: whether it was logged that somebody handled that.
-    """
-
-    aside: Exception | None = None
-    told = False
-
-
 def begin_call(task: Any) -> Any | None:
     """A task's body begins: mark the request that it begins for, and return it.
 
@@ -91,14 +80,15 @@ def begin_call(task: Any) -> Any | None:
     Returns:
         The request of a message or of `apply()`; None for a direct call.
     """
-    stack, found, begun = task.request_stack.stack, None, Begun()
-    for request in reversed(stack):
+    found = delivery = None
+    for request in reversed(task.request_stack.stack):
         if found is None and request.id:
-            if getattr(request, BEGUN, False):
+            delivery = getattr(request, DELIVERY, None) or Delivery()
+            if delivery.begun:
                 return None
-            found = request
-        if found is not None and request.id == found.id:
-            setattr(request, BEGUN, begun)
+            delivery.begun, found = True, request
+        if found is not None and request.id == found.id and not hasattr(request, DELIVERY):
+            setattr(request, DELIVERY, delivery)
     if found is not None and not found.is_eager:
         reentrancy.begin(found.id)  # Celery does not reset contexts between tasks
     return found
@@ -106,7 +96,8 @@ def begin_call(task: Any) -> Any | None:
 
 def has_begun(request: Any) -> bool:
     """Whether the body of this request's task was reached by way of its lock."""
-    return bool(getattr(request, BEGUN, False))
+    found: Delivery | None = getattr(request, DELIVERY, None)
+    return found is not None and found.begun
 
 
 def body_runs(task_id: str) -> bool:
@@ -123,6 +114,18 @@ def is_retry(fields: Mapping[str, Any], request: Any) -> bool:
     nesting = fields.get("replaced_task_nesting") or 0
     same: bool = fields.get("id") == request.id
     return same and nesting == (request.replaced_task_nesting or 0)
+
+
+def retried_by(fields: Mapping[str, Any]) -> Delivery | None:
+    """The delivery whose retry a message is that is published here, None if it is none's.
+
+    Args:
+        fields: where the message has its id.
+    """
+    running = running_request()
+    if running is None or not is_retry(fields, running):
+        return None
+    return delivery_of(running)
 
 
 # -- The header ----------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ from ..dedup import client as dedup
 from ..order import client as order
 from ..workflow import steps
 from . import company, retry
-from .delivery import Retried, retried_by
-from .message import HEADER, write_header, write_seconds
+from .delivery import Retried
+from .message import HEADER, retried_by, write_header, write_seconds
 
 
 def _before(

@@ -23,7 +23,7 @@ from ..engine.events import logger
 from ..engine.protocol import Conflict
 from ..errors import LockConflict, RelockError
 from . import events as worker_events
-from .delivery import retry_of
+from .delivery import DELIVERY, retry_of
 from .events import BLOCKED
 from .message import header_of
 
@@ -277,15 +277,11 @@ def show_started(task: Any, message: Any) -> None:
     header = header_of(message)
     if header.attempts:
         worker_events.show(task, message.id, STARTED)
-    if task.track_started is LATER or header.parked or hasattr(message, WAS_BLOCKED):
+    if task.track_started is LATER or header.parked or getattr(message, DELIVERY).was_blocked:
         _store(task, message, STARTED, {"pid": os.getpid(), "hostname": message.hostname})
 
 
 # -- BLOCKED: a message is parked ----------------------------------------------------------------
-
-#: An attribute of a request for which BLOCKED was stored in this delivery. It need not be parked:
-#: its lock may have come free just then.
-WAS_BLOCKED = "relock_was_blocked"
 
 
 def show_blocked(task: Any, message: Any, conflict: LockConflict, answer: Any) -> None:
@@ -302,7 +298,7 @@ def show_blocked(task: Any, message: Any, conflict: LockConflict, answer: Any) -
         "position": busy.waiting if busy else 0,
         "blocked_at": time.time(),
     }
-    setattr(message, WAS_BLOCKED, True)
+    getattr(message, DELIVERY).was_blocked = True
     worker_events.show(task, message.id, BLOCKED, **meta)
     _store(task, message, BLOCKED, meta)
 
