@@ -148,14 +148,15 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         if prefix or declared.prefix:
             # An empty one is carried too: the worker's own relock_prefix may say something else.
             options.setdefault(PREFIX, prefix)
+        declared = declared.of_call(call_options(options), options.get(PREFIX))
         publish: Callable[..., Any] = partial(_publish, super().apply_async)
         mark = None
         if declared.options.order is not None and not declared.rule.off:
-            publish = sender = order.Sender(self, publish)
+            publish = sender = order.Sender(self, declared, publish)
             mark = sender.mark
         if declared.options.debounce or any(name.startswith("lock_debounce") for name in options):
-            return debounce.send(self, publish, args, kwargs, options)
-        return dedup.send(self, publish, args, kwargs, options, mark)
+            return debounce.send(self, declared, publish, args, kwargs, options)
+        return dedup.send(self, declared, publish, args, kwargs, options, mark)
 
     def apply(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
         """Run the task here and now, under its lock, as Celery's `apply`.

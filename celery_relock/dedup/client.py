@@ -29,7 +29,7 @@ from ..options import LockOptions
 from ..worker import events as worker_events
 from ..worker.conflict import end_unexecuted
 from ..worker.delivery import Delivery
-from ..worker.message import PREFIX, SAYS, body_runs, call_options, prefix_of, running_request
+from ..worker.message import SAYS, body_runs, prefix_of, running_request
 from ..worker.states import Dropped, show_revoked, stored, stores_no_result
 from . import marker
 from .marker import Found, Marker
@@ -65,6 +65,7 @@ class Call(NamedTuple):
 
 def send(
     task: Any,
+    declared: Declaration,
     publish: Callable[..., Any],
     args: Sequence[Any] | None,
     kwargs: Mapping[str, Any] | None,
@@ -74,10 +75,10 @@ def send(
     """Send a task with `publish`, unless its call is a duplicate; see `LockedTask.apply_async`.
 
     Args:
+        declared: for this call.
         mark: acquires the marker of a call that is to be sent with these arguments and options, as
             this execution, where more than that is to be done in the same step.
     """
-    declared = declaration(type(task)).of_call(call_options(options), options.get(PREFIX))
     mode = declared.options.dedup
     if mode is None or declared.rule.off or task.app.conf.task_always_eager:
         return publish(args, kwargs, **options)
