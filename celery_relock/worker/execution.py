@@ -189,14 +189,13 @@ class Execution:
         if header is not None and (header.order or declared.options.order):
             locked = self.run_in_order
         if header is not None and (header.marker or declared.options.dedup is not None):
-            return dedup.around(self.task, declared, self.message, names, locked, self.run_body)
+            return dedup.around(self, locked)
         return locked(self.run_body)
 
     def run_in_order(self, run_body: Body) -> Any:
         """Run the body under its locks, in its turn."""
         self.in_line = True
-        of = self.task, self.declared, self.message, self.names
-        return order.around(*of, self.run_locked, run_body)
+        return order.around(self, run_body)
 
     def run_locked(self, run_body: Body) -> Any:
         """Run the body under its locks: re-enter those that a caller holds, acquire the others."""
