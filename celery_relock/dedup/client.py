@@ -111,7 +111,7 @@ def call_of(
     names = declared.names_of_call(task, args, kwargs)
     if names is None:
         return None
-    made = Marker(marker.name_for(task.name, names), marker.until(mode))
+    made = Marker.of(task.name, names, mode)
     return Call(task, engine_of(declared.app), declared.options, names, made)
 
 
@@ -224,7 +224,7 @@ def is_over(call: Call, there: Found) -> bool:
     """Whether a call that has a marker has reached a final state all the same. Of one that has
     begun, SUCCESS can be that of an earlier message with its id."""
     final = states.PROPAGATE_STATES if there.begun else states.READY_STATES
-    return not there.timed and state_of(call.task, there.task_id) in final
+    return there.until != marker.TIME and state_of(call.task, there.task_id) in final
 
 
 def state_of(task: Any, task_id: str) -> str:

@@ -74,7 +74,7 @@ def _call(execution: Execution) -> Call:
     else:
         mode = declared.options.dedup
         assert mode is not None, "else its header names a marker, see `execution.py`"
-        made = Marker(marker.name_for(task.name, names), marker.until(mode))
+        made = Marker.of(task.name, names, mode)
     return Call(task, engine_of(declared.app), declared.options, names, made)
 
 
