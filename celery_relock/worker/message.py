@@ -263,18 +263,9 @@ def _id(value: Any) -> str:
     return ids.short(value)
 
 
-def _dedup(value: Any) -> tuple[str, str]:
-    name, until = value
-    return _is(str)(name), _is(str)(until)
-
-
-def _order(value: Any) -> tuple[str, int]:
-    line, ticket = value
-    return _is(str)(line), _is(int)(ticket)
-
-
-def _kept(value: Any) -> tuple[tuple[str, int], ...]:
-    return tuple((_is(str)(name), _is(int)(fence)) for name, fence in value)
+def _named(value: Any, kind: type) -> tuple[str, Any]:
+    name, told = value
+    return _is(str)(name), _is(kind)(told)
 
 
 def _ancestors_in(value: Any) -> tuple[str, ...]:
@@ -292,9 +283,9 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "options": _is(Mapping),
     "prefix": _is(str),
     "ancestors": _ancestors_in,
-    "kept": _kept,
-    "dedup": _dedup,
-    "order": _order,
+    "kept": lambda value: tuple(_named(each, int) for each in value),
+    "dedup": lambda value: _named(value, str),
+    "order": lambda value: _named(value, int),
     "workflow_locks": lambda value: tuple(map(_is(Mapping), _is(list, tuple)(value))),
 }
 # Those that tell the execution.
@@ -483,10 +474,8 @@ def _ancestors(before: Header | None) -> tuple[str, ...]:
     if before is not None:
         # Without its own holds: the retry would re-enter while the body before it still ends.
         return before.ancestors
-    held, inherited = reentrancy.executions(), ancestors_here()
-    if not held:
-        return inherited
-    return tuple(islice(dict.fromkeys((*held, *inherited)), _MOST_ANCESTORS))
+    known = dict.fromkeys((*reentrancy.executions(), *ancestors_here()))
+    return tuple(islice(known, _MOST_ANCESTORS))
 
 
 # -- The owner -----------------------------------------------------------------------------------
