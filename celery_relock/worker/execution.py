@@ -377,8 +377,6 @@ def _begin_message(message: Any) -> Header:
     Raises:
         Late: it is another worker's copy of a broadcast.
     """
-    if left.stack:
-        finish()  # nobody has said that those before it are over
     header = header_of(message)
     exchange = (message.delivery_info or {}).get("exchange")
     was = carried(message) if exchange else None

@@ -30,7 +30,7 @@ from ..errors import LockConfigError
 from ..naming.callables import called
 from ..options import OPTION_NAMES, unknown
 from ..settings import name_prefix
-from .delivery import DELIVERY, Delivery, delivery_of
+from .delivery import DELIVERY, Delivery, delivery_of, finish, left
 
 #: The name of our header in a message.
 HEADER = "relock"
@@ -91,6 +91,8 @@ def begin_call(task: Any) -> Any | None:
             setattr(request, DELIVERY, delivery)
     if found is not None and not found.is_eager:
         reentrancy.begin(found.id)  # Celery does not reset contexts between tasks
+        if left.stack:
+            finish()  # nobody has said that those before it are over
     return found
 
 

@@ -38,7 +38,7 @@ from ..engine.protocol import Claim, Held, Successor
 from ..errors import LockConfigError, LockConflict, LockLost, RelockError
 from ..options import LockOptions
 from ..worker.conflict import Attempt, end_unexecuted, obtain, release
-from ..worker.delivery import afterwards, delivery_of, finish, if_any
+from ..worker.delivery import afterwards, delivery_of, if_any
 from ..worker.events import work_for
 from ..worker.message import has_begun, header_of, is_retry, keep_for, running_request
 from ..worker.states import (
@@ -311,7 +311,6 @@ def _comes_again(task: Any, error: BaseException) -> bool:
 
 
 def _acquire_all(task: Any, message: Any) -> None:
-    finish()  # what came before it is over, though nobody may have said so
     locks, told = [*workflow_locks(message)], header_of(message).workflow_locks
     if len(locks) < len(told):
         raise LockConfigError(
