@@ -224,13 +224,10 @@ def is_over(call: Call, there: Found) -> bool:
     """Whether a call that has a marker has reached a final state all the same. Of one that has
     begun, SUCCESS can be that of an earlier message with its id."""
     final = states.PROPAGATE_STATES if there.begun else states.READY_STATES
-    return there.until != marker.TIME and state_of(call.task, there.task_id) in final
-
-
-def state_of(task: Any, task_id: str) -> str:
-    """The stored state of a call, "" if none is stored or it cannot be read."""
-    found = None if stores_no_result(task) else stored(task, task_id)
-    return "" if found is None else str(found["status"])
+    if there.until == marker.TIME or stores_no_result(call.task):
+        return False
+    found = stored(call.task, there.task_id)
+    return found is not None and found["status"] in final
 
 
 def _revoke(call: Call, old: Found, task_id: str) -> None:
@@ -245,19 +242,16 @@ def tell(call: Call, there: Found, task_id: str) -> None:
     """A call is swallowed: a line in the log, the signal `lock_duplicate`, the event
     `lock-duplicate`."""
     names = lock_names(call.marker.name)
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(there.since))
     facts = {"duplicate_of": there.task_id, "since": there.since}
     logger.info(
         "%s[%s] is a duplicate of %s[%s], which has the dedup marker of %s since %s",
         *(call.task.name, task_id, call.task.name, there.task_id),
-        *(", ".join(map(repr, names)), _clock(there.since)),
+        *(", ".join(map(repr, names)), since),
         extra=events.extra("duplicate", names, call.task.name, task_id, **facts),
     )
     signals.send(signals.lock_duplicate, sender=call.task, names=names, task_id=task_id, **facts)
     worker_events.send(call.task, task_id, "duplicate", {"locks": list(names), **facts})
-
-
-def _clock(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 def error_for(call: Call, there: Found) -> DuplicateTask:

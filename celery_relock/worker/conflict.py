@@ -240,7 +240,7 @@ def _waits_in_its_slot(policy: Any, message: Any | None) -> bool:
 
 def _wait_in_slot(attempt: Attempt) -> float:
     """For how many seconds it can wait there: what is left of `lock_max_wait`, or the default."""
-    if not _may_wait():
+    if consumes_here() and running_request() is None:
         return 0.0
     message, options = attempt.message, attempt.options
     left = None if message is None else left_of(message, options)
@@ -451,10 +451,6 @@ def remember_consumer() -> None:
 def consumes_here() -> bool:
     """Whether this is the thread in which the worker consumes: it must wait for nobody."""
     return _consumer == (os.getpid(), threading.get_ident())
-
-
-def _may_wait() -> bool:
-    return not consumes_here() or running_request() is not None
 
 
 def _claim_anew(attempt: Attempt) -> None:

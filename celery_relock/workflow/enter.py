@@ -154,7 +154,7 @@ def _acquire(task: Any, message: Any, spec: Mapping[str, Any]) -> None:
         if held is not None:
             reentrancy.push(lease)
             lock = steps.WorkflowLock.of(spec["id"], lease, held.fences, options)
-            steps.begin(lock, engine, lease, message)
+            steps.begin(steps.StepHold(lock, engine, lease, message))
     finally:
         if not steps.owns(message, lease):
             release(engine, lease, ended=False)

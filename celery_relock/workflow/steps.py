@@ -252,12 +252,8 @@ def is_unbroken(lease: Lease) -> bool:
     return all(hold.lock.unbroken for hold in holds_here() if hold.lease is lease)
 
 
-def begin(lock: WorkflowLock, engine: Engine, lease: Lease, message: Any) -> None:
-    """A workflow lock begins: from now on the running message's lease is left to successors."""
-    _activate(StepHold(lock, engine, lease, message))
-
-
-def _activate(hold: StepHold) -> None:
+def begin(hold: StepHold) -> None:
+    """From now on the running message has this hold, which is left to its successors."""
     delivery = delivery_of(hold.message)
     if not delivery.holds:
         # When Celery has published what comes after the task.
@@ -270,7 +266,7 @@ def keep_for_chain(message: Any, engine: Engine, lease: Lease, options: LockOpti
     lock = WorkflowLock.of(ids.new_id(), lease, lease.fences, options)
     for each in (*(message.chain or ()), *(message.callbacks or ())):
         stamp(each, lock.id)
-    begin(lock, engine, lease, message)
+    begin(StepHold(lock, engine, lease, message))
 
 
 # -- Around a step -------------------------------------------------------------------------------
@@ -371,7 +367,7 @@ def _acquire(task: Any, hold: StepHold) -> None:
             raise error
         hold.lock = lock._replace(fences=held.fences, unbroken=False)
     reentrancy.push(lease)
-    _activate(hold)
+    begin(hold)
 
 
 def _tell_lost(task: Any, hold: StepHold, fences: tuple[int, ...]) -> LockLost:
@@ -453,7 +449,7 @@ def _take_over(running: Any) -> None:
             held = hold.engine.acquire(hold.lease, 0.0)
         if isinstance(held, Held) and held.fences == lock.fences:
             reentrancy.push(hold.lease)
-            _activate(hold)
+            begin(hold)
         else:
             release(hold.engine, hold.lease, ended=False)
 
