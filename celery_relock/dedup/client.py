@@ -305,13 +305,8 @@ def _call_asked_about(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 
 def on_publish(fields: Mapping[str, Any], header: dict[str, Any], retried: Delivery | None) -> None:
-    """Write into our header of a new message what it says of a marker, unless `send` has said it.
-
-    Args:
-        fields: where the message has its id.
-        header: ours, which is in the message already.
-        retried: the delivery whose retry it is, if it is one.
-    """
+    """Write into our header of a new message what it says of a marker, unless `send` has said
+    it."""
     if retried is not None and DEDUP in retried.to_retry:
         header[DEDUP] = retried.to_retry[DEDUP]
     elif DEDUP not in header and _is_celerys_own(fields):

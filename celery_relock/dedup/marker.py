@@ -91,14 +91,8 @@ def hold_id(execution_id: str) -> str:
 def put(
     acquire: Acquire, marker: Marker, execution_id: str, task_id: str, keep: float
 ) -> Found | None:
-    """Mark a call that is about to be sent, for so many seconds. Returns whose marker is there.
-
-    Args:
-        acquire: of the backend, or what does more in the same step.
-
-    Raises:
-        LockUnavailable, LockConfigError: from the backend.
-    """
+    """Mark a call that is about to be sent, for so many seconds, with what acquires in the backend.
+    Returns whose marker is there. Raises LockUnavailable, LockConfigError."""
     return found(acquire(_claim(marker, execution_id, task_id, keep)))
 
 
@@ -135,11 +129,8 @@ def _found(holder: HoldInfo | Conflict) -> Found | None:
 
 
 def drop(engine: Engine, name: str, execution_id: str, *, ended: bool = False) -> bool:
-    """Free the marker of a call that has not begun. False if it had none, or has begun.
-
-    Args:
-        ended: the execution gets none any more, for as long as its end is remembered.
-    """
+    """Free the marker of a call that has not begun. False if it had none, or has begun. `ended`: it
+    gets none any more, for as long as its end is remembered."""
     how = ("execution", engine.remember) if ended else ("", 0.0)
     return engine.backend.release([name], hold_id(execution_id), KEPT, *how).had
 

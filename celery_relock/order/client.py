@@ -162,12 +162,7 @@ def _is_kept(fields: Mapping[str, Any], name: str) -> bool:
 
 
 def on_publish(header: dict[str, Any], retried: Delivery | None) -> None:
-    """Write into our header of a new message what it says of its place, unless `Sender` has.
-
-    Args:
-        header: ours, which is in the message already.
-        retried: the delivery whose retry it is, if it is one.
-    """
+    """Write into our header of a new message what it says of its place, unless `Sender` has."""
     if ORDER in header:
         journal.remove(header["execution_id"])  # from now on nobody knows whether it is out
     elif retried is not None and ORDER in retried.to_retry:

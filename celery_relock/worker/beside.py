@@ -42,11 +42,7 @@ class HeldBeside(ABC):
 
     @abstractmethod
     def end(self, error: BaseException | None) -> None:
-        """The execution is over, or comes again.
-
-        Args:
-            error: that it ends with.
-        """
+        """The execution is over, or comes again, with this error."""
 
     def around(self, call: Callable[[], Any]) -> Any:
         """Call, and end what is held as the call ends."""

@@ -87,11 +87,8 @@ def on_publish(name: str) -> None:
 
 
 def see_that_it_began(task: Any) -> None:
-    """Fail a locked task that was called, and whose body was not reached through its lock.
-
-    Raises:
-        LockConfigError: the call was for a message.
-    """
+    """Raise LockConfigError if a locked task was called for a message, which did not reach its body
+    through its lock."""
     request = task.request_stack.top
     if request is not None and request.id and task._relock_declares():
         raise _error_of(task, request)

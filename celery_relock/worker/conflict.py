@@ -133,12 +133,8 @@ def obtain(attempt: Attempt) -> Held | None:
 
 
 def _without_redis(attempt: Attempt, error: LockUnavailable) -> float | None:
-    """Redis cannot be reached: do what the task's policy says.
-
-    Returns:
-        None if the body is to run without its locks; else for how many seconds to wait, as the
-        message could not be sent again.
-    """
+    """Redis cannot be reached: do what the task's policy says. Returns None if the body is to run
+    without its locks; else for how many seconds to wait, as the message could not be sent again."""
     policy, message, pause = attempt.options.on_unavailable, attempt.message, None
     if policy == "retry" and message is not None:
         pause = pause_for(message, attempt.options)
@@ -199,11 +195,8 @@ def _refuse(attempt: Attempt, answer: Conflict | Duplicate, error: Exception) ->
 
 
 def _decide(attempt: Attempt, answer: Conflict | Duplicate | Ended | Deadlocked) -> Held | None:
-    """The lock is held: do what the answer and the task's policy say.
-
-    Returns:
-        What was acquired after all; None if the lock is to be asked for once more.
-    """
+    """The lock is held: do what the answer and the task's policy say. Returns what was acquired
+    after all; None if the lock is to be asked for once more."""
     message, options = attempt.message, attempt.options
     if isinstance(answer, Ended):
         _claim_anew(attempt)
@@ -553,11 +546,8 @@ def _has_to_run(task: Any, message: Any) -> bool:
 
 
 def _has_sent_its_retry(message: Any, error: object) -> bool:
-    """Whether the state RETRY is that of the body which has ended, and not of a delivery before.
-
-    Args:
-        error: stored with the state.
-    """
+    """Whether the state RETRY, stored with this error, is that of the body which has ended, and not
+    of a delivery before."""
     if not header_of(message).attempts:
         return not message.retries  # else it can be that of the attempt before
     # The deliveries before stored BLOCKED, or RETRY because of the lock.

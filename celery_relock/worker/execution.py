@@ -372,11 +372,8 @@ class Execution:
 
 
 def _begin_message(message: Any) -> Header:
-    """A message's execution begins. Returns its header.
-
-    Raises:
-        Late: it is another worker's copy of a broadcast.
-    """
+    """A message's execution begins. Returns its header. Raises Late if the message is another
+    worker's copy of a broadcast."""
     header = header_of(message)
     exchange = (message.delivery_info or {}).get("exchange")
     was = carried(message) if exchange else None

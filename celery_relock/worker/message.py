@@ -119,11 +119,7 @@ def is_retry(fields: Mapping[str, Any], request: Any) -> bool:
 
 
 def retried_by(fields: Mapping[str, Any]) -> Delivery | None:
-    """The delivery whose retry a message is that is published here, None if it is none's.
-
-    Args:
-        fields: where the message has its id.
-    """
+    """The delivery whose retry a message is that is published here, None if it is none's."""
     running = running_request()
     if running is None or not is_retry(fields, running):
         return None
@@ -539,11 +535,8 @@ def _asked(option: Any, request: Any, where: str) -> str:
 
 def moment(when: Any) -> float | None:
     """An ETA or expiry, in any form that a message or a call has it. Celery takes one without a
-    zone for UTC, whatever the app's `timezone`.
-
-    Returns:
-        Seconds since the epoch; None if it is not a time.
-    """
+    zone for UTC, whatever the app's `timezone`. Returns seconds since the epoch; None if it is not
+    a time."""
     try:
         found = maybe_iso8601(when)
     except (TypeError, ValueError):
@@ -560,24 +553,16 @@ def seconds_to_expiry(task: Any, options: Mapping[str, Any]) -> float | None:
 
 
 def keep_for(gap: float, eta: Any, expires: Any) -> float:
-    """For how many seconds something is kept for a message: so long after it is due, but no longer
-    than it lives. RabbitMQ drops one that has expired, and no worker hears of it.
-
-    Args:
-        gap: so long, in seconds.
-        eta, expires: of the message.
-    """
+    """For how many seconds something is kept for a message: `gap` seconds after it is due, but no
+    longer than it lives. RabbitMQ drops one that has expired, and no worker hears of it."""
     keep, ends = (seconds_to(eta) or 0.0) + gap, seconds_to(expires)
     # A second more, as a worker's clock may be behind.
     return keep if ends is None else min(keep, ends + 1.0)
 
 
 def seconds_to(when: Any) -> float | None:
-    """From now to an ETA or expiry, or for so many seconds.
-
-    Returns:
-        0 for what is over; None if it is not a time.
-    """
+    """Seconds from now to an ETA or expiry, which may be given as such; 0 for what is over, None if
+    it is not a time."""
     if isinstance(when, int | float):
         return max(0.0, float(when))
     until = moment(when)

@@ -1,5 +1,6 @@
 """The receiver of `before_task_publish` and `after_task_publish`: what every message that this
-process sends is given, in this order.
+process sends is given, in this order. Each feature's `on_publish` adds what it has to say to our
+header in the message, for a retry by the delivery that is retried.
 
 What is resumed does not come by here: it is what was received (`parking`).
 """

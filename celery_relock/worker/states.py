@@ -169,11 +169,8 @@ def ignores_result(task: Any, message: Any) -> bool:
 
 
 def show_revoked(task: Any, task_id: str, reason: str, message: Any = None) -> None:
-    """Store REVOKED for a call that will not run, unless it has ended.
-
-    Args:
-        message: of the call, where it is at hand: the backend `rpc://` answers to who sent it.
-    """
+    """Store REVOKED for a call that will not run, unless it has ended. `message`: of the call,
+    where it is at hand: the backend `rpc://` answers to who sent it."""
     # Without a request `rpc://` would tell it to who waits for the task that runs here.
     message = message or Context(id=task_id)
     if stores_no_result(task):
@@ -222,11 +219,8 @@ def _ask_again(ask: Callable[[], T], answers: list[T]) -> None:
 
 
 def stores_no_result(task: Any, message: Any = None) -> bool:
-    """Whether the result backend cannot say what became of an execution.
-
-    Args:
-        message: of the execution; None for any of the task's.
-    """
+    """Whether the result backend cannot say what became of the execution of a message, or of any
+    of the task's."""
     from celery.backends.base import DisabledBackend  # who only sends may load no backend
 
     ignored = task.ignore_result if message is None else ignores_result(task, message)

@@ -148,11 +148,8 @@ class WorkflowLock(NamedTuple):
         return cls(lock, claim.names, claim.limits, fences, claim.owner, **told)
 
     def options(self, task: str) -> LockOptions:
-        """How a step acquires its hold if what was left to it is gone.
-
-        Raises:
-            LockConfigError: a value cannot be used.
-        """
+        """How a step acquires its hold if what was left to it is gone. Raises LockConfigError if a
+        value cannot be used."""
         told = {name: getattr(self, name) for name in _CARRIED}
         if self.on_gap == "raise":
             told["on_conflict"] = "raise"
@@ -186,16 +183,13 @@ def hold_id(execution_id: str, lock: str) -> str:
 
 @dataclass(slots=True, eq=False)
 class StepHold:
-    """The running message's hold of a workflow lock, and to whom it is left.
-
-    Attributes:
-        acknowledged: whether its message is acknowledged for good.
-    """
+    """The running message's hold of a workflow lock, and to whom it is left."""
 
     lock: WorkflowLock
     engine: Engine
     lease: Lease
     message: Any
+    #: Whether the message is acknowledged for good.
     acknowledged: bool = True
     successors: list[str] = field(default_factory=list)
     #: ETA and expiry of the messages that it is left to.
@@ -208,14 +202,9 @@ class StepHold:
         return self.lock._replace(limits=self.lease.claim.limits)
 
     def leave_to(self, successor: str, eta: Any = None, expires: Any = None) -> None:
-        """Note that the hold is left to another, which happens when the message is over.
-
-        If this process is killed before that, the reaper of its host does it.
-
-        Args:
-            successor: the id of the other hold.
-            eta, expires: of its message.
-        """
+        """Note that the hold is left to another, by the id of that and the times of its message,
+        which happens when the message here is over. If this process is killed before that, the
+        reaper of its host does it."""
         self.successors.append(successor)
         self.acknowledged = True  # also after an error that Celery makes a retry of
         self.times.add((eta, expires))
