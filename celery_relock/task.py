@@ -26,7 +26,7 @@ from .worker.message import (
     HEADER,
     NOTHING,
     PREFIX,
-    VERSION,
+    Header,
     attempt_before,
     call_options,
     has_begun,
@@ -178,8 +178,8 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         prefix = prefix_of(declared.prefix) if prefix is None else prefix
         declared.of_call(own, prefix)
         if own or prefix:
-            told = {"v": VERSION, "execution_id": ids.new_id(), "options": own, "prefix": prefix}
-            options["headers"] = {**headers, HEADER: told}
+            told = Header(ids.new_id(), options=own, prefix=prefix)
+            options["headers"] = {**headers, HEADER: told.content()}
         return super().apply(args, kwargs, *more, **options)
 
     def lock_for(self, *args: Any, **kwargs: Any) -> Lock:

@@ -307,12 +307,14 @@ def write_header(
     """
     # Celery copies custom headers from the message before: that header is replaced, never kept.
     before = attempt_before(fields, headers)
-    header: dict[str, Any] = {"v": VERSION, "execution_id": ids.new_id()}
-    if ancestors := _ancestors(before):
-        header["ancestors"] = list(ancestors)
-    if before is not None and before.workflow_locks:
-        header["workflow_locks"] = list(before.workflow_locks)
-    header.update(_of_call(fields, properties, queues, before))
+    prefix, options = _of_call(fields, properties, queues, before)
+    header = Header(
+        ids.new_id(),
+        ancestors=_ancestors(before),
+        workflow_locks=() if before is None else before.workflow_locks,
+        options=options,
+        prefix=prefix,
+    ).content()
     header.update(properties.pop(SAYS, {}))
     headers[HEADER] = header
     return header
@@ -338,8 +340,8 @@ def _of_call(
     properties: dict[str, Any],
     queues: Iterable[Any],
     before: Header | None,
-) -> dict[str, Any]:
-    """The options and the prefix of a call instead of its task's. A retry has those of its call."""
+) -> tuple[str | None, dict[str, Any]]:
+    """The prefix and the options of a call instead of its task's. A retry has those of its call."""
     prefix, options = properties.pop(PREFIX, None), call_options(properties)
     for name in options:
         del properties[f"lock_{name}"]
@@ -357,8 +359,7 @@ def _of_call(
     elif prefix is None:
         # A plain task, or one that is sent by its name: a locked task may come after it.
         prefix = prefix_here() if running_request() else _prefix_of_sender(queues)
-    told = {"prefix": prefix, "options": options}
-    return {name: value for name, value in told.items() if value not in (None, {})}
+    return prefix, options
 
 
 def call_options(options: Mapping[str, Any]) -> dict[str, Any]:
