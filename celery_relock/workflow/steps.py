@@ -77,16 +77,8 @@ def steps_of(signature: Step) -> Iterator[Step]:
 
 
 def _all_steps(signatures: Any) -> Iterator[Step]:
-    for each in members_of(signatures):
+    for each in [signatures] if isinstance(signatures, MutableMapping) else signatures:
         yield from steps_of(each)
-
-
-def members_of(signatures: Any) -> Any:
-    """The signatures in a list, in a group, or the single one."""
-    if not isinstance(signatures, Mapping):
-        return signatures
-    is_group = signatures.get("subtask_type") == "group"
-    return signatures["kwargs"]["tasks"] if is_group else [signatures]
 
 
 def stamp(canvas: Step, lock: str, which: Callable[[Step], bool] = lambda _: True) -> None:
@@ -140,12 +132,10 @@ class WorkflowLock(NamedTuple):
     unbroken: bool = True
 
     @classmethod
-    def of(
-        cls, lock: str, lease: Lease, fences: tuple[int, ...], options: LockOptions
-    ) -> WorkflowLock:
+    def of(cls, lock: str, lease: Lease, options: LockOptions) -> WorkflowLock:
         """The workflow lock that begins with this lease."""
         claim, told = lease.claim, {name: getattr(options, name) for name in _CARRIED}
-        return cls(lock, claim.names, claim.limits, fences, claim.owner, **told)
+        return cls(lock, claim.names, claim.limits, lease.fences, claim.owner, **told)
 
     def options(self, task: str) -> LockOptions:
         """How a step acquires its hold if what was left to it is gone. Raises LockConfigError if a
@@ -252,7 +242,7 @@ def begin(hold: StepHold) -> None:
 
 def keep_for_chain(message: Any, engine: Engine, lease: Lease, options: LockOptions) -> None:
     """`lock_hold="workflow"`: what a task has acquired is kept for the rest of its chain."""
-    lock = WorkflowLock.of(ids.new_id(), lease, lease.fences, options)
+    lock = WorkflowLock.of(ids.new_id(), lease, options)
     for each in (*(message.chain or ()), *(message.callbacks or ())):
         stamp(each, lock.id)
     begin(StepHold(lock, engine, lease, message))
@@ -287,12 +277,8 @@ def _end(task: Any, message: Any, error: BaseException) -> None:
     # and what that leaves is released when the message is over.
     is_next = is_locked(type(task)) and is_autoretried(task, error)
     if not (is_next or has_retried(message, error)):
-        _leave_all(message, again=_comes_again(task, error))
-
-
-def _comes_again(task: Any, error: BaseException) -> bool:
-    """Whether the same execution comes back: its message is parked, sent again or requeued."""
-    return isinstance(error, Waits | SentAgain) or is_requeued(task, error)
+        comes_again = isinstance(error, Waits | SentAgain) or is_requeued(task, error)
+        _leave_all(message, again=comes_again)
 
 
 def _acquire_all(task: Any, message: Any) -> None:
