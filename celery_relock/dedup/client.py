@@ -87,14 +87,12 @@ def send(
     if awaited:
         options[SAYS] = {DEDUP: ["", marker.OWN]}
         return publish(args, kwargs, **options)
-    call = call_of(task, declared, mode, args or (), kwargs or {})
+    call = call_of(task, declared, args, kwargs)
     if call is None:
         return publish(args, kwargs, **options)  # it does not fit the body, and that is said there
     keep = mode if call.marker.until == marker.TIME else marker.keep_for(task, options)
     execution_id = ids.new_id()
-    acquire: marker.Acquire = call.engine.backend.acquire
-    if mark is not None:
-        acquire = partial(mark, args, kwargs, options, execution_id)
+    acquire = None if mark is None else partial(mark, args, kwargs, options, execution_id)
     do_send = partial(publish, args, kwargs, **options)
     return _send_once(call, keep, do_send, task_id, execution_id, acquire)
 
@@ -104,14 +102,12 @@ def is_awaited(options: Mapping[str, Any]) -> bool:
     return any(options.get(name) for name in _AWAITED)
 
 
-def call_of(
-    task: Any, declared: Declaration, mode: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Call | None:
+def call_of(task: Any, declared: Declaration, args: Any, kwargs: Any) -> Call | None:
     """The call with its marker; None if it does not fit the body."""
     names = declared.names_of_call(task, args, kwargs)
     if names is None:
         return None
-    made = Marker.of(task.name, names, mode)
+    made = Marker.of(task.name, names, declared.options.dedup)
     return Call(task, engine_of(declared.app), declared.options, names, made)
 
 
@@ -121,7 +117,7 @@ def _send_once(
     publish: Callable[..., Any],
     task_id: str,
     execution_id: str,
-    acquire: marker.Acquire,
+    acquire: marker.Acquire | None,
 ) -> Any:
     try:
         there = claim(call, execution_id, task_id, min(keep, marker.SENDING), acquire)
@@ -175,10 +171,15 @@ def _answer(call: Call, there: Found, task_id: str) -> Any:
 
 
 def claim(
-    call: Call, execution_id: str, task_id: str, keep: float, acquire: marker.Acquire
+    call: Call,
+    execution_id: str,
+    task_id: str,
+    keep: float,
+    acquire: marker.Acquire | None = None,
 ) -> Found | None:
-    """Get the marker for a call. Returns whose it is if this one is a duplicate. Raises
-    LockUnavailable."""
+    """Get the marker for a call, by the backend or by what does more in the same step. Returns
+    whose it is if this one is a duplicate. Raises LockUnavailable."""
+    acquire = acquire or call.engine.backend.acquire
     tried, repeated = "", False
     while True:
         there = marker.put(acquire, call.marker, execution_id, task_id, keep)
@@ -295,7 +296,7 @@ def unmark(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 def _call_asked_about(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
     declared = declaration(type(task))
     declared = declared.of_call({}, prefix_of(declared.prefix))
-    call = call_of(task, declared, marker.DONE, args, kwargs)
+    call = call_of(task, declared, args, kwargs)
     if call is None:
         raise TypeError(f"{task.name}{signature_of(task)} cannot be called with {args}, {kwargs}")
     return call

@@ -51,8 +51,8 @@ class Marker(NamedTuple):
     until: str
 
     @classmethod
-    def of(cls, task_name: str, names: Sequence[str], mode: str | float) -> Marker:
-        """The marker of a call with these lock names, by the option's value."""
+    def of(cls, task_name: str, names: Sequence[str], mode: str | float | None) -> Marker:
+        """The marker of a call with these lock names; `mode` is the value of `lock_dedup`."""
         return cls(name_for(task_name, names), mode if isinstance(mode, str) else TIME)
 
 

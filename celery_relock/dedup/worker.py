@@ -72,9 +72,7 @@ def _call(execution: Execution) -> Call:
         # As it was sent: the task's options, and so its lock names, may be others here.
         made = Marker(*told)
     else:
-        mode = declared.options.dedup
-        assert mode is not None, "else its header names a marker, see `execution.py`"
-        made = Marker.of(task.name, names, mode)
+        made = Marker.of(task.name, names, declared.options.dedup)
     return Call(task, engine_of(declared.app), declared.options, names, made)
 
 
@@ -149,8 +147,7 @@ class _HeldMarker(HeldBeside):
         self.replaced = self.replaced or taken
 
     def _claim(self, keep: float) -> Found | None:
-        acquire = self.call.engine.backend.acquire
-        return client.claim(self.call, self.execution_id, self.message.id, keep, acquire)
+        return client.claim(self.call, self.execution_id, self.message.id, keep)
 
     def begin(self) -> None:
         """The execution has its locks, and its body comes next."""
@@ -292,8 +289,7 @@ def _marker_by_name(task: Any, request: Any) -> Marker | None:
         return None
     header = header_of(request)
     declared = declaration(type(task)).of_call(header.options, header.prefix)
-    mode = declared.options.dedup
-    if mode is None or declared.rule.off:
+    if declared.options.dedup is None or declared.rule.off:
         return None
-    call = client.call_of(task, declared, mode, request.args or (), request.kwargs or {})
+    call = client.call_of(task, declared, request.args, request.kwargs)
     return None if call is None else call.marker
