@@ -79,10 +79,7 @@ def lacks_base(task: Any) -> list[str]:
 
 def on_publish(name: str) -> None:
     """Look at a task that is about to be sent, if it was never looked at before."""
-    if name in _looked_at:
-        return
-    task = current_app._tasks.get(name)
-    if task is not None:
+    if name not in _looked_at and (task := current_app._tasks.get(name)) is not None:
         warn_of_missing_base(task)
 
 
