@@ -21,7 +21,7 @@ from kombu import serialization
 from kombu.common import maybe_declare
 from kombu.compression import get_encoder
 
-from .declaration import Declaration, declaration, engine_of, not_executed
+from .declaration import Declaration, engine_of, not_executed
 from .dedup import client as dedup
 from .dedup import marker
 from .engine import ids
@@ -39,7 +39,7 @@ from .errors import LockConfigError, LockConflict, LockUnavailable
 from .naming.callables import called
 from .naming.names import bind, dumped, signature_of
 from .settings import enabled
-from .worker.message import HEADER, PREFIX, call_options
+from .worker.message import HEADER
 from .worker.parking import LARGEST, RawMessage, home, message_in, parked_text
 
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
@@ -47,6 +47,7 @@ Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 
 def send(
     task: Any,
+    declared: Declaration,
     publish: Callable[..., Any],
     args: Sequence[Any] | None,
     kwargs: Mapping[str, Any] | None,
@@ -54,10 +55,8 @@ def send(
 ) -> Any:
     """Merge a call into its burst, or begin one; see `LockedTask.apply_async`. A call for whose
     result somebody else waits is sent at once, with `publish` at the end of the way."""
-    asked = call_options(options)
     for name in [each for each in options if each.startswith("lock_debounce")]:
         del options[name]
-    declared = declaration(type(task)).of_call(asked, options.get(PREFIX))
     pause = declared.options.debounce
     is_alone = not pause or declared.rule.off or dedup.is_awaited(options) or not enabled(task.app)
     arguments = None
@@ -70,7 +69,7 @@ def send(
             )
         arguments = bind(task, args or (), kwargs or {})
     if arguments is None:  # or it does not fit the body, and that is said there
-        return dedup.send(task, publish, args, kwargs, options)
+        return dedup.send(task, declared, publish, args, kwargs, options)
     with not_executed(task):
         names = declared.names(arguments)
     try:
@@ -79,7 +78,7 @@ def send(
         if declared.options.on_unavailable == "raise":
             raise
         logger.error("%s is sent without lock_debounce: %s", task.name, error)
-        return dedup.send(task, publish, args, kwargs, options)
+        return dedup.send(task, declared, publish, args, kwargs, options)
 
 
 def _merge(

@@ -21,12 +21,12 @@ from .naming.callables import read_signature
 from .naming.names import bind, signature_of
 from .order import client as order
 from .worker import company, publishing  # noqa: F401  # a receiver
+from .worker.delivery import DELIVERY
 from .worker.message import (
-    BEGUN,
     HEADER,
     NOTHING,
     PREFIX,
-    VERSION,
+    Header,
     attempt_before,
     call_options,
     has_begun,
@@ -148,14 +148,15 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         if prefix or declared.prefix:
             # An empty one is carried too: the worker's own relock_prefix may say something else.
             options.setdefault(PREFIX, prefix)
+        declared = declared.of_call(call_options(options), options.get(PREFIX))
         publish: Callable[..., Any] = partial(_publish, super().apply_async)
         mark = None
         if declared.options.order is not None and not declared.rule.off:
-            publish = sender = order.Sender(self, publish)
+            publish = sender = order.Sender(self, declared, publish)
             mark = sender.mark
         if declared.options.debounce or any(name.startswith("lock_debounce") for name in options):
-            return debounce.send(self, publish, args, kwargs, options)
-        return dedup.send(self, publish, args, kwargs, options, mark)
+            return debounce.send(self, declared, publish, args, kwargs, options)
+        return dedup.send(self, declared, publish, args, kwargs, options, mark)
 
     def apply(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
         """Run the task here and now, under its lock, as Celery's `apply`.
@@ -177,8 +178,8 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         prefix = prefix_of(declared.prefix) if prefix is None else prefix
         declared.of_call(own, prefix)
         if own or prefix:
-            told = {"v": VERSION, "execution_id": ids.new_id(), "options": own, "prefix": prefix}
-            options["headers"] = {**headers, HEADER: told}
+            told = Header(ids.new_id(), options=own, prefix=prefix)
+            options["headers"] = {**headers, HEADER: told.content()}
         return super().apply(args, kwargs, *more, **options)
 
     def lock_for(self, *args: Any, **kwargs: Any) -> Lock:
@@ -367,14 +368,14 @@ def _locked(body: Any) -> Callable[..., Any]:
         from .worker import execution  # who only sends never loads it
 
         request = getattr(self.request_stack, "top", None)  # no app: no stack
-        if (begun := getattr(request, BEGUN, None)) and begun.aside:
+        if (delivery := getattr(request, DELIVERY, None)) and delivery.aside:
             company.keep_aside(self)
         try:
             return execution.run(self, run, call, args, kwargs)
         # No call of ours here: a signal's exception there would make a failure of what waits.
         except (Aside, SentAgain) as aside:
-            if begun := getattr(request, BEGUN, None):
-                begun.aside = aside
+            if delivery := getattr(request, DELIVERY, None):
+                delivery.aside = aside
             raise aside.with_traceback(None) from None
         except Exception as error:
             error.__traceback__ = company.shown(error)

@@ -29,7 +29,7 @@ from ..options import LockOptions
 from ..worker import events as worker_events
 from ..worker.conflict import end_unexecuted
 from ..worker.delivery import Delivery
-from ..worker.message import PREFIX, SAYS, body_runs, call_options, prefix_of, running_request
+from ..worker.message import SAYS, body_runs, prefix_of, running_request
 from ..worker.states import Dropped, show_revoked, stored, stores_no_result
 from . import marker
 from .marker import Found, Marker
@@ -65,6 +65,7 @@ class Call(NamedTuple):
 
 def send(
     task: Any,
+    declared: Declaration,
     publish: Callable[..., Any],
     args: Sequence[Any] | None,
     kwargs: Mapping[str, Any] | None,
@@ -74,10 +75,10 @@ def send(
     """Send a task with `publish`, unless its call is a duplicate; see `LockedTask.apply_async`.
 
     Args:
+        declared: for this call.
         mark: acquires the marker of a call that is to be sent with these arguments and options, as
             this execution, where more than that is to be done in the same step.
     """
-    declared = declaration(type(task)).of_call(call_options(options), options.get(PREFIX))
     mode = declared.options.dedup
     if mode is None or declared.rule.off or task.app.conf.task_always_eager:
         return publish(args, kwargs, **options)
@@ -86,14 +87,12 @@ def send(
     if awaited:
         options[SAYS] = {DEDUP: ["", marker.OWN]}
         return publish(args, kwargs, **options)
-    call = call_of(task, declared, mode, args or (), kwargs or {})
+    call = call_of(task, declared, args, kwargs)
     if call is None:
         return publish(args, kwargs, **options)  # it does not fit the body, and that is said there
     keep = mode if call.marker.until == marker.TIME else marker.keep_for(task, options)
     execution_id = ids.new_id()
-    acquire: marker.Acquire = call.engine.backend.acquire
-    if mark is not None:
-        acquire = partial(mark, args, kwargs, options, execution_id)
+    acquire = None if mark is None else partial(mark, args, kwargs, options, execution_id)
     do_send = partial(publish, args, kwargs, **options)
     return _send_once(call, keep, do_send, task_id, execution_id, acquire)
 
@@ -103,14 +102,12 @@ def is_awaited(options: Mapping[str, Any]) -> bool:
     return any(options.get(name) for name in _AWAITED)
 
 
-def call_of(
-    task: Any, declared: Declaration, mode: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Call | None:
+def call_of(task: Any, declared: Declaration, args: Any, kwargs: Any) -> Call | None:
     """The call with its marker; None if it does not fit the body."""
     names = declared.names_of_call(task, args, kwargs)
     if names is None:
         return None
-    made = Marker(marker.name_for(task.name, names), marker.until(mode))
+    made = Marker.of(task.name, names, declared.options.dedup)
     return Call(task, engine_of(declared.app), declared.options, names, made)
 
 
@@ -120,7 +117,7 @@ def _send_once(
     publish: Callable[..., Any],
     task_id: str,
     execution_id: str,
-    acquire: marker.Acquire,
+    acquire: marker.Acquire | None,
 ) -> Any:
     try:
         there = claim(call, execution_id, task_id, min(keep, marker.SENDING), acquire)
@@ -174,10 +171,15 @@ def _answer(call: Call, there: Found, task_id: str) -> Any:
 
 
 def claim(
-    call: Call, execution_id: str, task_id: str, keep: float, acquire: marker.Acquire
+    call: Call,
+    execution_id: str,
+    task_id: str,
+    keep: float,
+    acquire: marker.Acquire | None = None,
 ) -> Found | None:
-    """Get the marker for a call. Returns whose it is if this one is a duplicate. Raises
-    LockUnavailable."""
+    """Get the marker for a call, by the backend or by what does more in the same step. Returns
+    whose it is if this one is a duplicate. Raises LockUnavailable."""
+    acquire = acquire or call.engine.backend.acquire
     tried, repeated = "", False
     while True:
         there = marker.put(acquire, call.marker, execution_id, task_id, keep)
@@ -223,13 +225,10 @@ def is_over(call: Call, there: Found) -> bool:
     """Whether a call that has a marker has reached a final state all the same. Of one that has
     begun, SUCCESS can be that of an earlier message with its id."""
     final = states.PROPAGATE_STATES if there.begun else states.READY_STATES
-    return not there.timed and state_of(call.task, there.task_id) in final
-
-
-def state_of(task: Any, task_id: str) -> str:
-    """The stored state of a call, "" if none is stored or it cannot be read."""
-    found = None if stores_no_result(task) else stored(task, task_id)
-    return "" if found is None else str(found["status"])
+    if there.until == marker.TIME or stores_no_result(call.task):
+        return False
+    found = stored(call.task, there.task_id)
+    return found is not None and found["status"] in final
 
 
 def _revoke(call: Call, old: Found, task_id: str) -> None:
@@ -244,19 +243,16 @@ def tell(call: Call, there: Found, task_id: str) -> None:
     """A call is swallowed: a line in the log, the signal `lock_duplicate`, the event
     `lock-duplicate`."""
     names = lock_names(call.marker.name)
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(there.since))
     facts = {"duplicate_of": there.task_id, "since": there.since}
     logger.info(
         "%s[%s] is a duplicate of %s[%s], which has the dedup marker of %s since %s",
         *(call.task.name, task_id, call.task.name, there.task_id),
-        *(", ".join(map(repr, names)), _clock(there.since)),
+        *(", ".join(map(repr, names)), since),
         extra=events.extra("duplicate", names, call.task.name, task_id, **facts),
     )
     signals.send(signals.lock_duplicate, sender=call.task, names=names, task_id=task_id, **facts)
     worker_events.send(call.task, task_id, "duplicate", {"locks": list(names), **facts})
-
-
-def _clock(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 def error_for(call: Call, there: Found) -> DuplicateTask:
@@ -300,7 +296,7 @@ def unmark(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 def _call_asked_about(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
     declared = declaration(type(task))
     declared = declared.of_call({}, prefix_of(declared.prefix))
-    call = call_of(task, declared, marker.DONE, args, kwargs)
+    call = call_of(task, declared, args, kwargs)
     if call is None:
         raise TypeError(f"{task.name}{signature_of(task)} cannot be called with {args}, {kwargs}")
     return call
@@ -310,13 +306,8 @@ def _call_asked_about(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 
 def on_publish(fields: Mapping[str, Any], header: dict[str, Any], retried: Delivery | None) -> None:
-    """Write into our header of a new message what it says of a marker, unless `send` has said it.
-
-    Args:
-        fields: where the message has its id.
-        header: ours, which is in the message already.
-        retried: the delivery whose retry it is, if it is one.
-    """
+    """Write into our header of a new message what it says of a marker, unless `send` has said
+    it."""
     if retried is not None and DEDUP in retried.to_retry:
         header[DEDUP] = retried.to_retry[DEDUP]
     elif DEDUP not in header and _is_celerys_own(fields):

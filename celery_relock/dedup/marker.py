@@ -50,6 +50,11 @@ class Marker(NamedTuple):
     name: str
     until: str
 
+    @classmethod
+    def of(cls, task_name: str, names: Sequence[str], mode: str | float | None) -> Marker:
+        """The marker of a call with these lock names; `mode` is the value of `lock_dedup`."""
+        return cls(name_for(task_name, names), mode if isinstance(mode, str) else TIME)
+
 
 class Found(NamedTuple):
     """The call that has a marker.
@@ -72,16 +77,6 @@ class Found(NamedTuple):
     begun: bool = False
     repeated: bool = False
 
-    @property
-    def timed(self) -> bool:
-        """Whether the marker goes by the clock, whatever becomes of the call."""
-        return self.until == TIME
-
-
-def until(mode: str | float) -> str:
-    """When a marker goes, by the option's value."""
-    return mode if isinstance(mode, str) else TIME
-
 
 def name_for(task_name: str, names: Sequence[str]) -> str:
     """The marker's lock. No lock name has a tab, so it is nobody else's, nor another task's."""
@@ -96,14 +91,8 @@ def hold_id(execution_id: str) -> str:
 def put(
     acquire: Acquire, marker: Marker, execution_id: str, task_id: str, keep: float
 ) -> Found | None:
-    """Mark a call that is about to be sent, for so many seconds. Returns whose marker is there.
-
-    Args:
-        acquire: of the backend, or what does more in the same step.
-
-    Raises:
-        LockUnavailable, LockConfigError: from the backend.
-    """
+    """Mark a call that is about to be sent, for so many seconds, with what acquires in the backend.
+    Returns whose marker is there. Raises LockUnavailable, LockConfigError."""
     return found(acquire(_claim(marker, execution_id, task_id, keep)))
 
 
@@ -116,7 +105,7 @@ def extend(engine: Engine, name: str, execution_id: str, keep: float) -> None:
 def look(engine: Engine, name: str) -> Found | None:
     """Whose marker is there, if anybody's. Raises LockUnavailable."""
     for hold in engine.inspect(name).holds:
-        there = _found(hold.label, hold.remaining, hold.fence)
+        there = _found(hold)
         if there is not None:
             is_first = hold.execution_id == hold_id(there.execution_id)
             return there._replace(begun=hold.attempt_id != KEPT or not is_first)
@@ -127,24 +116,21 @@ def found(answer: Answer | None) -> Found | None:
     """Whose marker is in the way, None where the answer does not say."""
     if not isinstance(answer, Conflict):
         return None
-    there = _found(answer.label, answer.remaining, answer.fence)
+    there = _found(answer)
     return there and there._replace(repeated=answer.repeated)
 
 
-def _found(label: str, remaining: float, fence: int) -> Found | None:
-    call, _, until = label.partition("\t")
+def _found(holder: HoldInfo | Conflict) -> Found | None:
+    call, _, until = holder.label.partition("\t")
     task_id, _, execution_id = call.rpartition(" ")
     if not task_id:
         return None
-    return Found(task_id, execution_id, remaining, fence / 1e6, until)
+    return Found(task_id, execution_id, holder.remaining, holder.fence / 1e6, until)
 
 
 def drop(engine: Engine, name: str, execution_id: str, *, ended: bool = False) -> bool:
-    """Free the marker of a call that has not begun. False if it had none, or has begun.
-
-    Args:
-        ended: the execution gets none any more, for as long as its end is remembered.
-    """
+    """Free the marker of a call that has not begun. False if it had none, or has begun. `ended`: it
+    gets none any more, for as long as its end is remembered."""
     how = ("execution", engine.remember) if ended else ("", 0.0)
     return engine.backend.release([name], hold_id(execution_id), KEPT, *how).had
 
@@ -152,7 +138,7 @@ def drop(engine: Engine, name: str, execution_id: str, *, ended: bool = False) -
 def drop_begun(engine: Engine, name: str, there: Found) -> None:
     """Free the marker of a call whose execution has taken it over."""
     for hold in engine.inspect(name).holds:
-        own = _found(hold.label, hold.remaining, hold.fence)
+        own = _found(hold)
         if own is not None and own.execution_id == there.execution_id:
             engine.backend.release([name], hold.execution_id, hold.attempt_id)
 
@@ -162,7 +148,7 @@ def take_away(engine: Engine, marker: Marker, there: Found) -> bool:
     False if it has begun, or has none, or somebody waits for its very result."""
     while True:
         hold = hold_of(engine, marker.name, there.execution_id)
-        own = None if hold is None else _found(hold.label, hold.remaining, hold.fence)
+        own = None if hold is None else _found(hold)
         if hold is None or own is None or own.until == OWN:
             return False
         # Until its body begins. Of any other it cannot be told whether the body runs.

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..declaration import Declaration, declaration, engine_of
+from ..declaration import declaration, engine_of
 from ..engine.engine import Engine
 from ..engine.events import logger
 from ..engine.hold import Body, MakeHold
@@ -29,55 +29,50 @@ from . import client, marker
 from .client import Call
 from .marker import Found, Marker
 
+if TYPE_CHECKING:
+    from ..worker.execution import Execution
+
 # States of a lease that had the marker, or was released already.
 _HAD = (State.HELD, State.LOST, State.RELEASED)
 
 
-def around(
-    task: Any,
-    declared: Declaration,
-    message: Any,
-    names: tuple[str, ...],
-    locked: Callable[[Body], Any],
-    body: Body,
-) -> Any:
+def around(execution: Execution, locked: Callable[[Body], Any]) -> Any:
     """Execute a message that says something of a marker, or whose task does, and look after its
     marker meanwhile.
 
     Args:
-        locked: acquires the locks of these names, calls the body that it is given, and releases.
+        locked: acquires its locks, calls the body that it is given, and releases.
     """
-    call = _call(task, declared, message, names)
-    execution = _Execution(call, message)
-    delivery_of(message).ended_for_good = execution.ask_replaced
+    call, message = _call(execution), execution.message
+    held = _HeldMarker(call, message)
+    delivery_of(message).ended_for_good = held.ask_replaced
 
     def marked_body(make_hold: MakeHold) -> Any:
-        execution.begin()
-        return body(make_hold)
+        held.begin()
+        return execution.run_body(make_hold)
 
     def run() -> Any:
-        there = execution.arrive()
+        there = held.arrive()
         if there is not None:
             return _swallow(call, message, there)
         try:
-            execution.refuse_replaced()
+            held.refuse_replaced()
             return locked(marked_body)
         except Late:
-            execution.show_replaced()
+            held.show_replaced()
             raise
 
-    return execution.around(run)
+    return held.around(run)
 
 
-def _call(task: Any, declared: Declaration, message: Any, names: tuple[str, ...]) -> Call:
-    told = header_of(message).dedup
+def _call(execution: Execution) -> Call:
+    task, declared, names = execution.task, execution.declared, execution.names
+    told = header_of(execution.message).dedup
     if told is not None and told[0]:
         # As it was sent: the task's options, and so its lock names, may be others here.
         made = Marker(*told)
     else:
-        mode = declared.options.dedup
-        assert mode is not None, "else its header names a marker, see `execution.py`"
-        made = Marker(marker.name_for(task.name, names), marker.until(mode))
+        made = Marker.of(task.name, names, declared.options.dedup)
     return Call(task, engine_of(declared.app), declared.options, names, made)
 
 
@@ -88,8 +83,8 @@ def _swallow(call: Call, message: Any, there: Found) -> Any:
     return end_dropped(call.task, message, client.dropped(call, there))
 
 
-class _Execution(HeldBeside):
-    """A message that has arrived, and what it has of its call's marker."""
+class _HeldMarker(HeldBeside):
+    """What a message that has arrived has of its call's marker."""
 
     field = client.DEDUP
 
@@ -152,8 +147,7 @@ class _Execution(HeldBeside):
         self.replaced = self.replaced or taken
 
     def _claim(self, keep: float) -> Found | None:
-        acquire = self.call.engine.backend.acquire
-        return client.claim(self.call, self.execution_id, self.message.id, keep, acquire)
+        return client.claim(self.call, self.execution_id, self.message.id, keep)
 
     def begin(self) -> None:
         """The execution has its locks, and its body comes next."""
@@ -295,8 +289,7 @@ def _marker_by_name(task: Any, request: Any) -> Marker | None:
         return None
     header = header_of(request)
     declared = declaration(type(task)).of_call(header.options, header.prefix)
-    mode = declared.options.dedup
-    if mode is None or declared.rule.off:
+    if declared.options.dedup is None or declared.rule.off:
         return None
-    call = client.call_of(task, declared, mode, request.args or (), request.kwargs or {})
+    call = client.call_of(task, declared, request.args, request.kwargs)
     return None if call is None else call.marker

@@ -16,15 +16,15 @@ from typing import Any
 
 from celery.utils import uuid
 
-from ..declaration import Declaration, declaration, engine_of
+from ..declaration import Declaration, engine_of
 from ..engine import ids
 from ..engine.crash import journal, kept_for
 from ..engine.events import label_of, logger
 from ..engine.protocol import LINE, Claim, Conflict, PlaceRequest
 from ..errors import LockConfigError, LockUnavailable, RelockError
 from ..worker.conflict import end_unexecuted
-from ..worker.delivery import Delivery, retried_by
-from ..worker.message import PREFIX, SAYS, call_options, moment, seconds_to_expiry
+from ..worker.delivery import Delivery
+from ..worker.message import SAYS, moment, retried_by, seconds_to_expiry
 
 #: The field of our header with a call's line and its ticket.
 ORDER = "order"
@@ -35,11 +35,13 @@ QUEUED = 86_400.0
 class Sender:
     """Sends one call of a task with `publish`, in its place; see `LockedTask.apply_async`."""
 
-    def __init__(self, task: Any, publish: Callable[..., Any]) -> None:
+    def __init__(self, task: Any, declared: Declaration, publish: Callable[..., Any]) -> None:
         self._task = task
+        self._declared = declared
         self._publish = publish
-        # Where the place is, and whose it is with which ticket, once it was tried to take it.
-        self._line: tuple[Declaration, str] | None = None
+        # The lock name of the place, and whose it is with which ticket, once it was tried to take
+        # it.
+        self._name: str | None = None
         self._execution_id = ""
         self._ticket = 0
 
@@ -48,22 +50,21 @@ class Sender:
     ) -> Conflict | None:
         """Take the call's place together with its dedup marker, or neither. Returns who has the
         marker. Raises LockUnavailable."""
-        self._line = self._line_of(args, kwargs, options)
-        assert self._line is not None, "a call without a place is none that has a marker"
-        return self._take(*self._line, execution_id, options, marker)
+        self._name = self._name_of(args, kwargs, options)
+        assert self._name is not None, "a call without a place is none that has a marker"
+        return self._take(self._name, execution_id, options, marker)
 
     def __call__(self, args: Any, kwargs: Any, **options: Any) -> Any:
         options["task_id"] = task_id = options.get("task_id") or uuid()
-        line = self._line or self._line_of(args, kwargs, options)
-        if line is None:
+        name = self._name or self._name_of(args, kwargs, options)
+        if name is None:
             return self._publish(args, kwargs, **options)
-        declared, name = line
         if not self._execution_id:
             try:
                 execution_id = options.get(SAYS, {}).get("execution_id") or ids.new_id()
-                self._take(*line, execution_id, options)
+                self._take(name, execution_id, options)
             except LockUnavailable as error:
-                if _is_to_fail(declared, options):
+                if self._is_to_fail(options):
                     raise
                 of = self._task.name, task_id
                 logger.error("%s[%s] is sent without a place in its order: %s", *of, error)
@@ -75,31 +76,26 @@ class Sender:
             journal.remove(own)
             # Not as one that has ended: the message may be out all the same.
             with suppress(RelockError):
-                end_unexecuted(engine_of(declared.app), [LINE + name], own, 0)
+                end_unexecuted(engine_of(self._declared.app), [LINE + name], own, 0)
             raise
 
-    def _line_of(
-        self, args: Any, kwargs: Any, options: Mapping[str, Any]
-    ) -> tuple[Declaration, str] | None:
-        """What the call declares, and its lock name; None if it takes no place."""
-        declared = declaration(type(self._task))
+    def _name_of(self, args: Any, kwargs: Any, options: Mapping[str, Any]) -> str | None:
+        """The lock name of the call; None if it takes no place."""
         if self._task.app.conf.task_always_eager:
             return None
-        declared = declared.of_call(call_options(options), options.get(PREFIX))
-        name = name_of(declared, self._task, args, kwargs)
-        return None if name is None or _is_kept(options, name) else (declared, name)
+        name = name_of(self._declared, self._task, args, kwargs)
+        return None if name is None or _is_kept(options, name) else name
 
     def _take(
         self,
-        declared: Declaration,
         name: str,
         execution_id: str,
         options: Mapping[str, Any],
         marker: Claim | None = None,
     ) -> Conflict | None:
         self._execution_id = execution_id
-        request = _request(self._task, declared, name, execution_id, options)
-        engine = engine_of(declared.app)
+        request = _request(self._task, self._declared, name, execution_id, options)
+        engine = engine_of(self._declared.app)
         backend = engine.backend
         # If this process is killed before the message goes out, a reaper of its host frees the
         # place.
@@ -108,7 +104,7 @@ class Sender:
             answer = backend.place(request._replace(marker=marker))
         except BaseException as error:
             journal.remove(execution_id)
-            if isinstance(error, LockUnavailable) and _is_to_fail(declared, options):
+            if isinstance(error, LockUnavailable) and self._is_to_fail(options):
                 # If only the answer is lost, it has its place all the same.
                 engine.later.add(partial(end_unexecuted, engine, [request.line], execution_id))
             raise
@@ -118,10 +114,10 @@ class Sender:
         self._ticket = answer
         return None
 
-
-def _is_to_fail(declared: Declaration, options: Mapping[str, Any]) -> bool:
-    """Whether a call without a place is not sent. A retry is: Celery would reject its message."""
-    return declared.options.on_unavailable == "raise" and not options.get("retries")
+    def _is_to_fail(self, options: Mapping[str, Any]) -> bool:
+        """Whether a call without a place is not sent. A retry is: Celery would reject its
+        message."""
+        return self._declared.options.on_unavailable == "raise" and not options.get("retries")
 
 
 def name_of(declared: Declaration, task: Any, args: Any, kwargs: Any) -> str | None:
@@ -166,12 +162,7 @@ def _is_kept(fields: Mapping[str, Any], name: str) -> bool:
 
 
 def on_publish(header: dict[str, Any], retried: Delivery | None) -> None:
-    """Write into our header of a new message what it says of its place, unless `Sender` has.
-
-    Args:
-        header: ours, which is in the message already.
-        retried: the delivery whose retry it is, if it is one.
-    """
+    """Write into our header of a new message what it says of its place, unless `Sender` has."""
     if ORDER in header:
         journal.remove(header["execution_id"])  # from now on nobody knows whether it is out
     elif retried is not None and ORDER in retried.to_retry:

@@ -8,15 +8,14 @@ fencing token is the ticket of the place, if nobody has overtaken it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery.exceptions import Reject, Retry
 
-from ..declaration import Declaration, declaration, engine_of
+from ..declaration import declaration, engine_of
 from ..engine import events, ids, reentrancy
 from ..engine.engine import Engine
 from ..engine.events import LockEvent, label_of, logger
@@ -32,26 +31,19 @@ from ..worker.message import Header, header_of, keep_for, note
 from ..worker.states import Aside, SentAgain, Waits, is_acknowledged, is_requeued
 from . import client
 
+if TYPE_CHECKING:
+    from ..worker.execution import Execution
 
-def around(
-    task: Any,
-    declared: Declaration,
-    message: Any,
-    names: tuple[str, ...],
-    locked: Callable[[Body], Any],
-    body: Body,
-) -> Any:
-    """Execute a message in the order of its line.
 
-    Args:
-        locked: acquires the lock of this name, calls the body that it is given, and releases.
-    """
-    header = header_of(message)
-    name = header.order[0] if header.order else names[0]
-    if reentrancy.holding(engine_of(declared.app).backend, name) is not None:
+def around(execution: Execution, body: Body) -> Any:
+    """Execute a message under its locks, in the order of its line."""
+    message, engine = execution.message, engine_of(execution.declared.app)
+    header, locked = header_of(message), execution.run_locked
+    name = header.order[0] if header.order else execution.names[0]
+    if reentrancy.holding(engine.backend, name) is not None:
         # The step of a workflow lock: the line would wait for the workflow, and it for the line.
         with suppress(RelockError):
-            end_unexecuted(engine_of(declared.app), [LINE + name], header.execution_id, 0)
+            end_unexecuted(engine, [LINE + name], header.execution_id, 0)
         return locked(_telling(body, False))
     if header.order is None and header.parked:
         # For the lock itself, before the task had an order. It keeps its place there: at the end of
@@ -61,31 +53,28 @@ def around(
         # It takes its place now. Wherever it comes next, also where the task has no order any more,
         # it is known to have one.
         note(message, header._replace(order=(name, 0)))
-    execution = _Execution(task, declared, message, header, name)
-    return execution.around(lambda: locked(execution.ordered(body, execution.arrive())))
+    held = _HeldLine(execution, engine, header, name)
+    return held.around(lambda: locked(held.ordered(body, held.arrive())))
 
 
 def _telling(body: Body, in_order: bool | None) -> Body:
-    def told(make_hold: MakeHold) -> Any:
-        return body(partial(make_hold, in_order=in_order))
-
-    return told
+    return lambda make_hold: body(partial(make_hold, in_order=in_order))
 
 
-class _Execution(HeldBeside):
-    """A message that has arrived, and what it has of its line."""
+class _HeldLine(HeldBeside):
+    """What a message that has arrived has of its line."""
 
     field = client.ORDER
 
-    def __init__(
-        self, task: Any, declared: Declaration, message: Any, header: Header, name: str
-    ) -> None:
+    def __init__(self, execution: Execution, engine: Engine, header: Header, name: str) -> None:
+        task = execution.task
+        message: Any = execution.message
         super().__init__(task, message)
         self.header = header
         self.name = name
-        self.engine = engine_of(declared.app)
+        self.engine = engine
         # Whatever the task does while somebody holds its lock: here it waits for its turn.
-        self.options = replace(declared.options, on_conflict="wait")
+        self.options = replace(execution.declared.options, on_conflict="wait")
         # Its line, and its ticket there, 0 if it has been overtaken.
         self.to_retry: list[Any] = []
         self.out_of_order = ""  # why it runs out of its order, if it does

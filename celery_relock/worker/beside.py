@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from celery.exceptions import SoftTimeLimitExceeded
@@ -42,15 +43,11 @@ class HeldBeside(ABC):
 
     @abstractmethod
     def end(self, error: BaseException | None) -> None:
-        """The execution is over, or comes again.
-
-        Args:
-            error: that it ends with.
-        """
+        """The execution is over, or comes again, with this error."""
 
     def around(self, call: Callable[[], Any]) -> Any:
         """Call, and end what is held as the call ends."""
-        raised, stays_open, done = None, False, False
+        raised, done = None, False
         try:
             return call()
         except BaseException as error:
@@ -58,19 +55,15 @@ class HeldBeside(ABC):
             raise
         finally:
             try:
-                stays_open = self._stays_open(raised)
-                if not stays_open:
-                    self.end(raised)
+                if not self._stays_open(raised):
+                    self._close(raised)
                 done = True
             except SoftTimeLimitExceeded:
                 pass  # the execution had its outcome before the limit
             finally:
                 # A signal's exception strikes where a call begins: here one of those above.
                 if not done:
-                    stays_open = False
-                    self.end(raised)
-                if not stays_open:
-                    self.delivery.to_retry.pop(self.field, None)
+                    self._close(raised)
 
     def _stays_open(self, error: BaseException | None) -> bool:
         """Whether a retry gets what is held: one that was sent, or that Celery's autoretry, which
@@ -81,10 +74,10 @@ class HeldBeside(ABC):
             return False
         if not self.begun:  # a conflict, say
             self.offer()
-        afterwards(lambda: self._end_with_its_message(error))
+        afterwards(partial(self._close, error))
         return True
 
-    def _end_with_its_message(self, error: Exception) -> None:
-        """The retry of its error was sent, or there is none."""
+    def _close(self, error: BaseException | None) -> None:
+        """No retry gets it from now on, but one that was sent."""
         self.delivery.to_retry.pop(self.field, None)
         self.end(error)

@@ -19,7 +19,7 @@ from celery.states import SUCCESS
 from ..engine.events import logger
 from ..errors import LockConfigError, RelockError
 from ..options import OPTION_NAMES
-from .message import BEGUN
+from .delivery import if_any
 
 # Modules that are loaded where a library traces Celery's tasks, and the distribution of each.
 _TRACERS = {
@@ -79,19 +79,13 @@ def lacks_base(task: Any) -> list[str]:
 
 def on_publish(name: str) -> None:
     """Look at a task that is about to be sent, if it was never looked at before."""
-    if name in _looked_at:
-        return
-    task = current_app._tasks.get(name)
-    if task is not None:
+    if name not in _looked_at and (task := current_app._tasks.get(name)) is not None:
         warn_of_missing_base(task)
 
 
 def see_that_it_began(task: Any) -> None:
-    """Fail a locked task that was called, and whose body was not reached through its lock.
-
-    Raises:
-        LockConfigError: the call was for a message.
-    """
+    """Raise LockConfigError if a locked task was called for a message, which did not reach its body
+    through its lock."""
     request = task.request_stack.top
     if request is not None and request.id and task._relock_declares():
         raise _error_of(task, request)
@@ -101,17 +95,17 @@ def keep_aside(task: Any) -> None:
     """Raise once more what tells that this delivery is set aside, if a `__call__` has handled
     it."""
     request = task.request_stack.top
-    begun = getattr(request, BEGUN, None)
-    if begun is None or begun.aside is None:
+    delivery = if_any(request)
+    if delivery is None or delivery.aside is None:
         return
-    if not begun.told:
-        begun.told = True
+    if not delivery.aside_told:
+        delivery.aside_told = True
         logger.warning(
             "%s[%s]: %s handles the exception that tells that this call waits or is a copy (%s). "
             "It is raised once more. Let celery.exceptions.Ignore and Retry through there",
-            *(task.name, request.id, type(task).__call__.__qualname__, begun.aside),
+            *(task.name, request.id, type(task).__call__.__qualname__, delivery.aside),
         )
-    raise begun.aside from None
+    raise delivery.aside from None
 
 
 def shown(error: Exception) -> TracebackType | None:

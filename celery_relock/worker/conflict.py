@@ -71,8 +71,6 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0
 # How long a live worker may take from the release of a lock until it has stored the result, in
 # seconds.
 _STORING = 2.0
-# An attribute of a late copy: until when, by the monotonic clock, to wait for that result.
-_STORED_BY = "relock_stored_by"
 
 
 class Attempt(NamedTuple):
@@ -135,12 +133,8 @@ def obtain(attempt: Attempt) -> Held | None:
 
 
 def _without_redis(attempt: Attempt, error: LockUnavailable) -> float | None:
-    """Redis cannot be reached: do what the task's policy says.
-
-    Returns:
-        None if the body is to run without its locks; else for how many seconds to wait, as the
-        message could not be sent again.
-    """
+    """Redis cannot be reached: do what the task's policy says. Returns None if the body is to run
+    without its locks; else for how many seconds to wait, as the message could not be sent again."""
     policy, message, pause = attempt.options.on_unavailable, attempt.message, None
     if policy == "retry" and message is not None:
         pause = pause_for(message, attempt.options)
@@ -201,11 +195,8 @@ def _refuse(attempt: Attempt, answer: Conflict | Duplicate, error: Exception) ->
 
 
 def _decide(attempt: Attempt, answer: Conflict | Duplicate | Ended | Deadlocked) -> Held | None:
-    """The lock is held: do what the answer and the task's policy say.
-
-    Returns:
-        What was acquired after all; None if the lock is to be asked for once more.
-    """
+    """The lock is held: do what the answer and the task's policy say. Returns what was acquired
+    after all; None if the lock is to be asked for once more."""
     message, options = attempt.message, attempt.options
     if isinstance(answer, Ended):
         _claim_anew(attempt)
@@ -242,7 +233,7 @@ def _waits_in_its_slot(policy: Any, message: Any | None) -> bool:
 
 def _wait_in_slot(attempt: Attempt) -> float:
     """For how many seconds it can wait there: what is left of `lock_max_wait`, or the default."""
-    if not _may_wait():
+    if consumes_here() and running_request() is None:
         return 0.0
     message, options = attempt.message, attempt.options
     left = None if message is None else left_of(message, options)
@@ -455,10 +446,6 @@ def consumes_here() -> bool:
     return _consumer == (os.getpid(), threading.get_ident())
 
 
-def _may_wait() -> bool:
-    return not consumes_here() or running_request() is not None
-
-
 def _claim_anew(attempt: Attempt) -> None:
     """This is a late copy of a message whose execution has ended. If it has to run all the same, it
     claims the locks as an execution of its own.
@@ -538,14 +525,13 @@ def _has_to_run(task: Any, message: Any) -> bool:
     """
     if not task.acks_late:
         return False
-    is_for_good = delivery_of(message).ended_for_good
-    if is_for_good is not None and is_for_good():
+    delivery = delivery_of(message)
+    if delivery.ended_for_good is not None and delivery.ended_for_good():
         return False
     if stores_no_result(task, message):
         return bool(message.chain or message.callbacks or message.errbacks or message.chord)
     # Once for a message: one that waits for its turn and then for the lock is asked about twice.
-    until = getattr(message, _STORED_BY, None) or time.monotonic() + _STORING
-    setattr(message, _STORED_BY, until)
+    delivery.stored_by = delivery.stored_by or time.monotonic() + _STORING
     while True:
         found = stored(task, message.id)
         if found is None:
@@ -554,17 +540,14 @@ def _has_to_run(task: Any, message: Any) -> bool:
             return False
         if found["status"] == RETRY and _has_sent_its_retry(message, found["result"]):
             return False
-        if time.monotonic() >= until:
+        if time.monotonic() >= delivery.stored_by:
             return True
         time.sleep(0.1)
 
 
 def _has_sent_its_retry(message: Any, error: object) -> bool:
-    """Whether the state RETRY is that of the body which has ended, and not of a delivery before.
-
-    Args:
-        error: stored with the state.
-    """
+    """Whether the state RETRY, stored with this error, is that of the body which has ended, and not
+    of a delivery before."""
     if not header_of(message).attempts:
         return not message.retries  # else it can be that of the attempt before
     # The deliveries before stored BLOCKED, or RETRY because of the lock.

@@ -16,10 +16,8 @@ from typing import Any, NamedTuple
 from celery._state import _task_stack
 from celery.utils.threads import LocalStack
 
-from .message import is_retry, running_request
-
-# An attribute of a request.
-_DELIVERY = "relock_delivery"
+#: An attribute of a request: its `Delivery`.
+DELIVERY = "relock_delivery"
 
 
 class Retried(NamedTuple):
@@ -35,9 +33,16 @@ class Retried(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Delivery:
-    """One delivery of a message.
+    """One delivery of a message, or one call of `apply()`.
 
     Attributes:
+        begun: whether the body of its task was reached by way of its lock.
+        aside: what tells that it is set aside: it waits, or is a copy.
+        aside_told: whether it was logged that somebody handled that.
+        was_blocked: whether BLOCKED was stored in it. Its message need not be parked: its lock may
+            have come free just then.
+        stored_by: of a late copy, until when, by the monotonic clock, to wait for the result of
+            the execution that it is a copy of; 0 before.
         retry: that was sent. One that no broker took was not.
         to_retry: fields of the header of a retry that is sent now: what goes on to it beside the
             locks (`beside`).
@@ -48,6 +53,11 @@ class Delivery:
             replace.
     """
 
+    begun: bool = False
+    aside: Exception | None = None
+    aside_told: bool = False
+    was_blocked: bool = False
+    stored_by: float = 0.0
     retry: Retried | None = None
     to_retry: dict[str, list[Any]] = field(default_factory=dict)
     locks: Any = None
@@ -64,13 +74,13 @@ def delivery_of(message: Any) -> Delivery:
         copies = [each for stack in stacks for each in stack if each.id == message.id]
         found = next(filter(None, map(if_any, copies)), None) or Delivery()
         for each in (message, *copies):
-            setattr(each, _DELIVERY, found)
+            setattr(each, DELIVERY, found)
     return found
 
 
 def if_any(request: Any) -> Delivery | None:
     """The delivery of a request, of which something may be known."""
-    found: Delivery | None = getattr(request, _DELIVERY, None)
+    found: Delivery | None = getattr(request, DELIVERY, None)
     return found
 
 
@@ -78,18 +88,6 @@ def retry_of(request: Any) -> Retried | None:
     """The retry of this request that was sent."""
     found = if_any(request)
     return None if found is None else found.retry
-
-
-def retried_by(fields: Mapping[str, Any]) -> Delivery | None:
-    """The delivery whose retry a message is that is published here, None if it is none's.
-
-    Args:
-        fields: where the message has its id.
-    """
-    running = running_request()
-    if running is None or not is_retry(fields, running):
-        return None
-    return delivery_of(running)
 
 
 # -- When a message is over ----------------------------------------------------------------------

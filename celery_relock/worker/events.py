@@ -50,11 +50,7 @@ _silent_until: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
 
 
 def work_for(task: Any, request: Any | None) -> Work:
-    """What events say of the task that acquires a lock.
-
-    Args:
-        request: of the task, None for a direct call.
-    """
+    """What events say of the task that acquires a lock, by its request or in a direct call."""
     running = running_request() if request is None else request
     if running is None:
         return Work(task, task.name, "")

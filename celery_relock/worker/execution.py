@@ -44,7 +44,7 @@ from ..workflow import steps
 from . import company, retry, revocation, unlocked
 from . import events as worker_events
 from .conflict import Attempt, call_off, obtain, release
-from .delivery import afterwards, finish, left
+from .delivery import DELIVERY, afterwards, finish, left
 from .message import (
     ENTER,
     Header,
@@ -61,7 +61,6 @@ from .message import (
 from .parking import carried
 from .states import (
     LATER,
-    WAS_BLOCKED,
     Aside,
     Dropped,
     Late,
@@ -190,14 +189,13 @@ class Execution:
         if header is not None and (header.order or declared.options.order):
             locked = self.run_in_order
         if header is not None and (header.marker or declared.options.dedup is not None):
-            return dedup.around(self.task, declared, self.message, names, locked, self.run_body)
+            return dedup.around(self, locked)
         return locked(self.run_body)
 
     def run_in_order(self, run_body: Body) -> Any:
         """Run the body under its locks, in its turn."""
         self.in_line = True
-        of = self.task, self.declared, self.message, self.names
-        return order.around(*of, self.run_locked, run_body)
+        return order.around(self, run_body)
 
     def run_locked(self, run_body: Body) -> Any:
         """Run the body under its locks: re-enter those that a caller holds, acquire the others."""
@@ -332,7 +330,7 @@ class Execution:
         header, task = self.header, self.task
         # A task that enters a workflow waits for its lock in its body.
         if not self.declared.enters_workflows and header is not None:
-            has_waited = header.attempts or hasattr(self.message, WAS_BLOCKED)
+            has_waited = header.attempts or getattr(self.message, DELIVERY).was_blocked
             if has_waited or task.track_started is LATER:
                 show_started(task, self.message)
         self.make_hold = make_hold
@@ -374,13 +372,8 @@ class Execution:
 
 
 def _begin_message(message: Any) -> Header:
-    """A message's execution begins. Returns its header.
-
-    Raises:
-        Late: it is another worker's copy of a broadcast.
-    """
-    if left.stack:
-        finish()  # nobody has said that those before it are over
+    """A message's execution begins. Returns its header. Raises Late if the message is another
+    worker's copy of a broadcast."""
     header = header_of(message)
     exchange = (message.delivery_info or {}).get("exchange")
     was = carried(message) if exchange else None

@@ -30,6 +30,7 @@ from ..errors import LockConfigError
 from ..naming.callables import called
 from ..options import OPTION_NAMES, unknown
 from ..settings import name_prefix
+from .delivery import DELIVERY, Delivery, delivery_of, finish, left
 
 #: The name of our header in a message.
 HEADER = "relock"
@@ -50,8 +51,8 @@ _CANVASES = {"chain": ("tasks",), "group": ("tasks",), "chord": ("header", "body
 # How many ancestors are passed on, the nearest first. Without a bound the message of a task that
 # sends itself would become longer each time.
 _MOST_ANCESTORS = 32
-# Attributes of a request: our header, once it was read; whether the body of its task has begun.
-_PARSED, BEGUN = "relock_header", "relock_begun"
+# An attribute of a request: our header, once it was read.
+_PARSED = "relock_header"
 
 # -- Which message -------------------------------------------------------------------------------
 
@@ -68,18 +69,6 @@ def running_request() -> Any | None:
     return None
 
 
-class Begun:
-    """That the body of a delivery's task was reached: one for all copies of its request.
-
-    Attributes:
-        aside: what tells that the delivery is set aside: it waits, or is a copy.
-        told: whether it was logged that somebody handled that.
-    """
-
-    aside: Exception | None = None
-    told = False
-
-
 def begin_call(task: Any) -> Any | None:
     """A task's body begins: mark the request that it begins for, and return it.
 
@@ -91,22 +80,26 @@ def begin_call(task: Any) -> Any | None:
     Returns:
         The request of a message or of `apply()`; None for a direct call.
     """
-    stack, found, begun = task.request_stack.stack, None, Begun()
-    for request in reversed(stack):
+    found = delivery = None
+    for request in reversed(task.request_stack.stack):
         if found is None and request.id:
-            if getattr(request, BEGUN, False):
+            delivery = getattr(request, DELIVERY, None) or Delivery()
+            if delivery.begun:
                 return None
-            found = request
-        if found is not None and request.id == found.id:
-            setattr(request, BEGUN, begun)
+            delivery.begun, found = True, request
+        if found is not None and request.id == found.id and not hasattr(request, DELIVERY):
+            setattr(request, DELIVERY, delivery)
     if found is not None and not found.is_eager:
         reentrancy.begin(found.id)  # Celery does not reset contexts between tasks
+        if left.stack:
+            finish()  # nobody has said that those before it are over
     return found
 
 
 def has_begun(request: Any) -> bool:
     """Whether the body of this request's task was reached by way of its lock."""
-    return bool(getattr(request, BEGUN, False))
+    found: Delivery | None = getattr(request, DELIVERY, None)
+    return found is not None and found.begun
 
 
 def body_runs(task_id: str) -> bool:
@@ -123,6 +116,14 @@ def is_retry(fields: Mapping[str, Any], request: Any) -> bool:
     nesting = fields.get("replaced_task_nesting") or 0
     same: bool = fields.get("id") == request.id
     return same and nesting == (request.replaced_task_nesting or 0)
+
+
+def retried_by(fields: Mapping[str, Any]) -> Delivery | None:
+    """The delivery whose retry a message is that is published here, None if it is none's."""
+    running = running_request()
+    if running is None or not is_retry(fields, running):
+        return None
+    return delivery_of(running)
 
 
 # -- The header ----------------------------------------------------------------------------------
@@ -260,18 +261,9 @@ def _id(value: Any) -> str:
     return ids.short(value)
 
 
-def _dedup(value: Any) -> tuple[str, str]:
-    name, until = value
-    return _is(str)(name), _is(str)(until)
-
-
-def _order(value: Any) -> tuple[str, int]:
-    line, ticket = value
-    return _is(str)(line), _is(int)(ticket)
-
-
-def _kept(value: Any) -> tuple[tuple[str, int], ...]:
-    return tuple((_is(str)(name), _is(int)(fence)) for name, fence in value)
+def _named(value: Any, kind: type) -> tuple[str, Any]:
+    name, told = value
+    return _is(str)(name), _is(kind)(told)
 
 
 def _ancestors_in(value: Any) -> tuple[str, ...]:
@@ -289,9 +281,9 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "options": _is(Mapping),
     "prefix": _is(str),
     "ancestors": _ancestors_in,
-    "kept": _kept,
-    "dedup": _dedup,
-    "order": _order,
+    "kept": lambda value: tuple(_named(each, int) for each in value),
+    "dedup": lambda value: _named(value, str),
+    "order": lambda value: _named(value, int),
     "workflow_locks": lambda value: tuple(map(_is(Mapping), _is(list, tuple)(value))),
 }
 # Those that tell the execution.
@@ -315,12 +307,14 @@ def write_header(
     """
     # Celery copies custom headers from the message before: that header is replaced, never kept.
     before = attempt_before(fields, headers)
-    header: dict[str, Any] = {"v": VERSION, "execution_id": ids.new_id()}
-    if ancestors := _ancestors(before):
-        header["ancestors"] = list(ancestors)
-    if before is not None and before.workflow_locks:
-        header["workflow_locks"] = list(before.workflow_locks)
-    header.update(_of_call(fields, properties, queues, before))
+    prefix, options = _of_call(fields, properties, queues, before)
+    header = Header(
+        ids.new_id(),
+        ancestors=_ancestors(before),
+        workflow_locks=() if before is None else before.workflow_locks,
+        options=options,
+        prefix=prefix,
+    ).content()
     header.update(properties.pop(SAYS, {}))
     headers[HEADER] = header
     return header
@@ -346,8 +340,8 @@ def _of_call(
     properties: dict[str, Any],
     queues: Iterable[Any],
     before: Header | None,
-) -> dict[str, Any]:
-    """The options and the prefix of a call instead of its task's. A retry has those of its call."""
+) -> tuple[str | None, dict[str, Any]]:
+    """The prefix and the options of a call instead of its task's. A retry has those of its call."""
     prefix, options = properties.pop(PREFIX, None), call_options(properties)
     for name in options:
         del properties[f"lock_{name}"]
@@ -365,8 +359,7 @@ def _of_call(
     elif prefix is None:
         # A plain task, or one that is sent by its name: a locked task may come after it.
         prefix = prefix_here() if running_request() else _prefix_of_sender(queues)
-    told = {"prefix": prefix, "options": options}
-    return {name: value for name, value in told.items() if value not in (None, {})}
+    return prefix, options
 
 
 def call_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -480,10 +473,8 @@ def _ancestors(before: Header | None) -> tuple[str, ...]:
     if before is not None:
         # Without its own holds: the retry would re-enter while the body before it still ends.
         return before.ancestors
-    held, inherited = reentrancy.executions(), ancestors_here()
-    if not held:
-        return inherited
-    return tuple(islice(dict.fromkeys((*held, *inherited)), _MOST_ANCESTORS))
+    known = dict.fromkeys((*reentrancy.executions(), *ancestors_here()))
+    return tuple(islice(known, _MOST_ANCESTORS))
 
 
 # -- The owner -----------------------------------------------------------------------------------
@@ -545,11 +536,8 @@ def _asked(option: Any, request: Any, where: str) -> str:
 
 def moment(when: Any) -> float | None:
     """An ETA or expiry, in any form that a message or a call has it. Celery takes one without a
-    zone for UTC, whatever the app's `timezone`.
-
-    Returns:
-        Seconds since the epoch; None if it is not a time.
-    """
+    zone for UTC, whatever the app's `timezone`. Returns seconds since the epoch; None if it is not
+    a time."""
     try:
         found = maybe_iso8601(when)
     except (TypeError, ValueError):
@@ -566,24 +554,16 @@ def seconds_to_expiry(task: Any, options: Mapping[str, Any]) -> float | None:
 
 
 def keep_for(gap: float, eta: Any, expires: Any) -> float:
-    """For how many seconds something is kept for a message: so long after it is due, but no longer
-    than it lives. RabbitMQ drops one that has expired, and no worker hears of it.
-
-    Args:
-        gap: so long, in seconds.
-        eta, expires: of the message.
-    """
+    """For how many seconds something is kept for a message: `gap` seconds after it is due, but no
+    longer than it lives. RabbitMQ drops one that has expired, and no worker hears of it."""
     keep, ends = (seconds_to(eta) or 0.0) + gap, seconds_to(expires)
     # A second more, as a worker's clock may be behind.
     return keep if ends is None else min(keep, ends + 1.0)
 
 
 def seconds_to(when: Any) -> float | None:
-    """From now to an ETA or expiry, or for so many seconds.
-
-    Returns:
-        0 for what is over; None if it is not a time.
-    """
+    """Seconds from now to an ETA or expiry, which may be given as such; 0 for what is over, None if
+    it is not a time."""
     if isinstance(when, int | float):
         return max(0.0, float(when))
     until = moment(when)

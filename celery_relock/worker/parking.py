@@ -169,11 +169,8 @@ def _sent_to(consumer: Any, exchange: str, routing_key: str) -> tuple[str, str]:
 
 
 def _queue_of(consumer: Any, info: Mapping[str, Any], exchange: str, routing_key: str) -> str:
-    """The queue that a worker received a message from.
-
-    Returns:
-        "" if the message may have come from several queues: Redis does not tell.
-    """
+    """The queue that a worker received a message from, "" if it may have come from several: Redis
+    does not tell."""
     tags = getattr(consumer.task_consumer, "_active_tags", {})
     of_tag = [name for name, tag in tags.items() if tag == info.get("consumer_tag")]
     found = of_tag or [
@@ -523,11 +520,8 @@ def _homes_of(app: Celery) -> dict[str, str]:
 
 
 def sent_again(task: Any, message: Any, pause: float) -> bool:
-    """Send a message again, to come back after a pause in seconds.
-
-    Returns:
-        False if that failed, which is logged.
-    """
+    """Send a message again, to come back after a pause in seconds. False if that failed, which is
+    logged."""
     try:
         was, again = _carried(task, message), header_of(message).again().content()
         text = was and parked_text(task.app, was, again, largest=None)

@@ -1,5 +1,6 @@
 """The receiver of `before_task_publish` and `after_task_publish`: what every message that this
-process sends is given, in this order.
+process sends is given, in this order. Each feature's `on_publish` adds what it has to say to our
+header in the message, for a retry by the delivery that is retried.
 
 What is resumed does not come by here: it is what was received (`parking`).
 """
@@ -15,8 +16,8 @@ from ..dedup import client as dedup
 from ..order import client as order
 from ..workflow import steps
 from . import company, retry
-from .delivery import Retried, retried_by
-from .message import HEADER, write_header, write_seconds
+from .delivery import Retried
+from .message import HEADER, retried_by, write_header, write_seconds
 
 
 def _before(

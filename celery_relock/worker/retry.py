@@ -35,7 +35,6 @@ class LeftToRetry:
         needed: the lock names that the retry needs.
         open: whether the body has ended, and Celery has yet to make the retry of its error, or to
             store the state RETRY.
-        error: that the body ended with.
     """
 
     task: Any
@@ -45,24 +44,23 @@ class LeftToRetry:
     margin: float
     needed: tuple[str, ...] = ()
     open: bool = False
-    error: Exception | None = None
 
     @contextmanager
     def keeping(self) -> Iterator[None]:
         """Around a body: if it has sent its retry, the lease is left to that, however it ends."""
-        delivery = delivery_of(self.message)
+        delivery, raised = delivery_of(self.message), None
         delivery.locks = self
         try:
             yield
         except Exception as error:
-            self.error = error
+            raised = error
             raise
         finally:
             if delivery.retry is not None:
                 self.leave(delivery.retry)
-            is_left = self.lease.successor is not None and has_retried(self.message, self.error)
-            if is_left or is_autoretried(self.task, self.error):
-                afterwards(self.end)
+            is_left = self.lease.successor is not None and has_retried(self.message, raised)
+            if is_left or is_autoretried(self.task, raised):
+                afterwards(partial(self.end, raised))
                 self.open = True
             else:
                 delivery.locks = None
@@ -85,13 +83,13 @@ class LeftToRetry:
         keep = keep_for(self.margin, sent.fields.get("eta"), sent.fields.get("expires"))
         self.lease.successor = Successor(sent.execution_id, keep)
 
-    def end(self) -> None:
+    def end(self, error: Exception | None) -> None:
         """The message is over: the retry of its error was sent, or there is none."""
         delivery = delivery_of(self.message)
         delivery.locks = None
         if delivery.retry is not None:
             self.leave(delivery.retry)
-        over = is_acknowledged(self.task, self.error)
+        over = is_acknowledged(self.task, error)
         release(self.engine, self.lease, ended=over and header_of(self.message).own)
 
 

@@ -36,20 +36,18 @@ def _withdraw(engine: Engine, request: Any, remember: float | None, **_: Any) ->
 
 
 Rooms: TypeAlias = tuple[tuple[Callable[..., None], str], ...]
-# Who clears away what, and what becomes of that if it is refused.
-PARKED: Rooms = ((_withdraw, "the place of %s in its queue, its message will come again"),)
-_KEPT: Rooms = ((retry.clear_away, "the lock kept for %s, its lease ends it"),)
-_IN_LINE: Rooms = ((order.clear_away, "the place of %s in its order, it will be passed over"),)
-# What is left to the locks of a task, without what it has beside them; with its place in a line.
-AT_ITS_LOCKS: Rooms = (*PARKED, *_KEPT)
-AT_ITS_LINE: Rooms = (*AT_ITS_LOCKS, *_IN_LINE)
-_LEFT: Rooms = (
-    *_KEPT,
-    *_IN_LINE,
+# Who clears away what, and what becomes of that if it is refused. An execution comes by the last
+# one first, and what it has come by has ended what it has there.
+_ALL: Rooms = (
+    (_withdraw, "the place of %s in its queue, its message will come again"),
+    (retry.clear_away, "the lock kept for %s, its lease ends it"),
+    (order.clear_away, "the place of %s in its order, it will be passed over"),
     (dedup.clear_away, "the dedup marker of %s, it ends by itself"),
+    (steps.clear_away, "the hold left to %s, it ends after its gap"),
 )
-OF_ITS_LOCKS: Rooms = (*PARKED, *_LEFT)
-_BUT_PARKED: Rooms = (*_LEFT, (steps.clear_away, "the hold left to %s, it ends after its gap"))
+#: The place in the queue alone; of one that came to its locks, to its line, to none of its own.
+PARKED, AT_ITS_LOCKS, AT_ITS_LINE, OF_ITS_LOCKS = _ALL[:1], _ALL[:2], _ALL[:3], _ALL[:4]
+_BUT_PARKED = _ALL[1:]
 
 
 def _end_own(
@@ -97,7 +95,7 @@ def clear_away(
     app: Any,
     request: Any,
     task: Any = None,
-    rooms: Rooms = (*PARKED, *_BUT_PARKED),
+    rooms: Rooms = _ALL,
     remember: float | None = None,
     terminated: bool = False,
 ) -> None:
@@ -105,7 +103,7 @@ def clear_away(
 
     Args:
         task: its task, if that is known: a locked one tells more than the message.
-        rooms: all, or `OF_ITS_LOCKS`, or `PARKED`.
+        rooms: all, or those that are left, such as `OF_ITS_LOCKS`.
         remember: see `end_unexecuted`.
         terminated: it was revoked while its body ran.
     """

@@ -23,7 +23,7 @@ from ..engine.events import logger
 from ..engine.protocol import Conflict
 from ..errors import LockConflict, RelockError
 from . import events as worker_events
-from .delivery import retry_of
+from .delivery import DELIVERY, retry_of
 from .events import BLOCKED
 from .message import header_of
 
@@ -169,11 +169,8 @@ def ignores_result(task: Any, message: Any) -> bool:
 
 
 def show_revoked(task: Any, task_id: str, reason: str, message: Any = None) -> None:
-    """Store REVOKED for a call that will not run, unless it has ended.
-
-    Args:
-        message: of the call, where it is at hand: the backend `rpc://` answers to who sent it.
-    """
+    """Store REVOKED for a call that will not run, unless it has ended. `message`: of the call,
+    where it is at hand: the backend `rpc://` answers to who sent it."""
     # Without a request `rpc://` would tell it to who waits for the task that runs here.
     message = message or Context(id=task_id)
     if stores_no_result(task):
@@ -222,11 +219,8 @@ def _ask_again(ask: Callable[[], T], answers: list[T]) -> None:
 
 
 def stores_no_result(task: Any, message: Any = None) -> bool:
-    """Whether the result backend cannot say what became of an execution.
-
-    Args:
-        message: of the execution; None for any of the task's.
-    """
+    """Whether the result backend cannot say what became of the execution of a message, or of any
+    of the task's."""
     from celery.backends.base import DisabledBackend  # who only sends may load no backend
 
     ignored = task.ignore_result if message is None else ignores_result(task, message)
@@ -277,15 +271,11 @@ def show_started(task: Any, message: Any) -> None:
     header = header_of(message)
     if header.attempts:
         worker_events.show(task, message.id, STARTED)
-    if task.track_started is LATER or header.parked or hasattr(message, WAS_BLOCKED):
+    if task.track_started is LATER or header.parked or getattr(message, DELIVERY).was_blocked:
         _store(task, message, STARTED, {"pid": os.getpid(), "hostname": message.hostname})
 
 
 # -- BLOCKED: a message is parked ----------------------------------------------------------------
-
-#: An attribute of a request for which BLOCKED was stored in this delivery. It need not be parked:
-#: its lock may have come free just then.
-WAS_BLOCKED = "relock_was_blocked"
 
 
 def show_blocked(task: Any, message: Any, conflict: LockConflict, answer: Any) -> None:
@@ -302,7 +292,7 @@ def show_blocked(task: Any, message: Any, conflict: LockConflict, answer: Any) -
         "position": busy.waiting if busy else 0,
         "blocked_at": time.time(),
     }
-    setattr(message, WAS_BLOCKED, True)
+    getattr(message, DELIVERY).was_blocked = True
     worker_events.show(task, message.id, BLOCKED, **meta)
     _store(task, message, BLOCKED, meta)
 

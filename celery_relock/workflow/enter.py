@@ -150,11 +150,10 @@ def _acquire(task: Any, message: Any, spec: Mapping[str, Any]) -> None:
     lease.work = work_for(task, message)
     lease.parked_since = header_of(message).since
     try:
-        held = obtain(Attempt(task, engine, lease, options, message))
-        if held is not None:
+        if obtain(Attempt(task, engine, lease, options, message)) is not None:
             reentrancy.push(lease)
-            lock = steps.WorkflowLock.of(spec["id"], lease, held.fences, options)
-            steps.begin(lock, engine, lease, message)
+            lock = steps.WorkflowLock.of(spec["id"], lease, options)
+            steps.begin(steps.StepHold(lock, engine, lease, message))
     finally:
         if not steps.owns(message, lease):
             release(engine, lease, ended=False)

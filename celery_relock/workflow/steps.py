@@ -38,7 +38,7 @@ from ..engine.protocol import Claim, Held, Successor
 from ..errors import LockConfigError, LockConflict, LockLost, RelockError
 from ..options import LockOptions
 from ..worker.conflict import Attempt, end_unexecuted, obtain, release
-from ..worker.delivery import afterwards, delivery_of, finish, if_any
+from ..worker.delivery import afterwards, delivery_of, if_any
 from ..worker.events import work_for
 from ..worker.message import has_begun, header_of, is_retry, keep_for, running_request
 from ..worker.states import (
@@ -77,16 +77,8 @@ def steps_of(signature: Step) -> Iterator[Step]:
 
 
 def _all_steps(signatures: Any) -> Iterator[Step]:
-    for each in members_of(signatures):
+    for each in [signatures] if isinstance(signatures, MutableMapping) else signatures:
         yield from steps_of(each)
-
-
-def members_of(signatures: Any) -> Any:
-    """The signatures in a list, in a group, or the single one."""
-    if not isinstance(signatures, Mapping):
-        return signatures
-    is_group = signatures.get("subtask_type") == "group"
-    return signatures["kwargs"]["tasks"] if is_group else [signatures]
 
 
 def stamp(canvas: Step, lock: str, which: Callable[[Step], bool] = lambda _: True) -> None:
@@ -140,19 +132,14 @@ class WorkflowLock(NamedTuple):
     unbroken: bool = True
 
     @classmethod
-    def of(
-        cls, lock: str, lease: Lease, fences: tuple[int, ...], options: LockOptions
-    ) -> WorkflowLock:
+    def of(cls, lock: str, lease: Lease, options: LockOptions) -> WorkflowLock:
         """The workflow lock that begins with this lease."""
         claim, told = lease.claim, {name: getattr(options, name) for name in _CARRIED}
-        return cls(lock, claim.names, claim.limits, fences, claim.owner, **told)
+        return cls(lock, claim.names, claim.limits, lease.fences, claim.owner, **told)
 
     def options(self, task: str) -> LockOptions:
-        """How a step acquires its hold if what was left to it is gone.
-
-        Raises:
-            LockConfigError: a value cannot be used.
-        """
+        """How a step acquires its hold if what was left to it is gone. Raises LockConfigError if a
+        value cannot be used."""
         told = {name: getattr(self, name) for name in _CARRIED}
         if self.on_gap == "raise":
             told["on_conflict"] = "raise"
@@ -186,16 +173,13 @@ def hold_id(execution_id: str, lock: str) -> str:
 
 @dataclass(slots=True, eq=False)
 class StepHold:
-    """The running message's hold of a workflow lock, and to whom it is left.
-
-    Attributes:
-        acknowledged: whether its message is acknowledged for good.
-    """
+    """The running message's hold of a workflow lock, and to whom it is left."""
 
     lock: WorkflowLock
     engine: Engine
     lease: Lease
     message: Any
+    #: Whether the message is acknowledged for good.
     acknowledged: bool = True
     successors: list[str] = field(default_factory=list)
     #: ETA and expiry of the messages that it is left to.
@@ -208,14 +192,9 @@ class StepHold:
         return self.lock._replace(limits=self.lease.claim.limits)
 
     def leave_to(self, successor: str, eta: Any = None, expires: Any = None) -> None:
-        """Note that the hold is left to another, which happens when the message is over.
-
-        If this process is killed before that, the reaper of its host does it.
-
-        Args:
-            successor: the id of the other hold.
-            eta, expires: of its message.
-        """
+        """Note that the hold is left to another, by the id of that and the times of its message,
+        which happens when the message here is over. If this process is killed before that, the
+        reaper of its host does it."""
         self.successors.append(successor)
         self.acknowledged = True  # also after an error that Celery makes a retry of
         self.times.add((eta, expires))
@@ -252,12 +231,8 @@ def is_unbroken(lease: Lease) -> bool:
     return all(hold.lock.unbroken for hold in holds_here() if hold.lease is lease)
 
 
-def begin(lock: WorkflowLock, engine: Engine, lease: Lease, message: Any) -> None:
-    """A workflow lock begins: from now on the running message's lease is left to successors."""
-    _activate(StepHold(lock, engine, lease, message))
-
-
-def _activate(hold: StepHold) -> None:
+def begin(hold: StepHold) -> None:
+    """From now on the running message has this hold, which is left to its successors."""
     delivery = delivery_of(hold.message)
     if not delivery.holds:
         # When Celery has published what comes after the task.
@@ -267,10 +242,10 @@ def _activate(hold: StepHold) -> None:
 
 def keep_for_chain(message: Any, engine: Engine, lease: Lease, options: LockOptions) -> None:
     """`lock_hold="workflow"`: what a task has acquired is kept for the rest of its chain."""
-    lock = WorkflowLock.of(ids.new_id(), lease, lease.fences, options)
+    lock = WorkflowLock.of(ids.new_id(), lease, options)
     for each in (*(message.chain or ()), *(message.callbacks or ())):
         stamp(each, lock.id)
-    begin(lock, engine, lease, message)
+    begin(StepHold(lock, engine, lease, message))
 
 
 # -- Around a step -------------------------------------------------------------------------------
@@ -302,16 +277,11 @@ def _end(task: Any, message: Any, error: BaseException) -> None:
     # and what that leaves is released when the message is over.
     is_next = is_locked(type(task)) and is_autoretried(task, error)
     if not (is_next or has_retried(message, error)):
-        _leave_all(message, again=_comes_again(task, error))
-
-
-def _comes_again(task: Any, error: BaseException) -> bool:
-    """Whether the same execution comes back: its message is parked, sent again or requeued."""
-    return isinstance(error, Waits | SentAgain) or is_requeued(task, error)
+        comes_again = isinstance(error, Waits | SentAgain) or is_requeued(task, error)
+        _leave_all(message, again=comes_again)
 
 
 def _acquire_all(task: Any, message: Any) -> None:
-    finish()  # what came before it is over, though nobody may have said so
     locks, told = [*workflow_locks(message)], header_of(message).workflow_locks
     if len(locks) < len(told):
         raise LockConfigError(
@@ -372,7 +342,7 @@ def _acquire(task: Any, hold: StepHold) -> None:
             raise error
         hold.lock = lock._replace(fences=held.fences, unbroken=False)
     reentrancy.push(lease)
-    _activate(hold)
+    begin(hold)
 
 
 def _tell_lost(task: Any, hold: StepHold, fences: tuple[int, ...]) -> LockLost:
@@ -454,7 +424,7 @@ def _take_over(running: Any) -> None:
             held = hold.engine.acquire(hold.lease, 0.0)
         if isinstance(held, Held) and held.fences == lock.fences:
             reentrancy.push(hold.lease)
-            _activate(hold)
+            begin(hold)
         else:
             release(hold.engine, hold.lease, ended=False)
 

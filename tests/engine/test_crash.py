@@ -90,7 +90,7 @@ def test_the_successors_for_which_there_is_no_room_are_not_all_written_out_each_
     made = Engine(NoLocks())
     lease = made.lease(Claim("execution", "attempt", "owner", ("account:42",), (1,), 30.0, "label"))
     _note(journal, lease.entry())
-    lock = WorkflowLock.of(ids.new_id(), lease, (1,), LockOptions())
+    lock = WorkflowLock.of(ids.new_id(), lease, LockOptions())
     hold = StepHold(lock, made, lease, None)
     sent = [ids.new_id() for _ in range(1000)]
     for each in sent:
