@@ -20,7 +20,18 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from celery_relock.engine.protocol import Conflict, Duplicate, Ended, Full, Held, Parked, Queued
+from celery_relock.engine.protocol import (
+    KEPT,
+    SHARED,
+    Conflict,
+    Duplicate,
+    Ended,
+    Full,
+    Held,
+    Parked,
+    Queued,
+    Successor,
+)
 from tests.property import snapshot
 from tests.property.snapshot import RealLock
 from tests.support.desk import Desk
@@ -32,6 +43,7 @@ some_names = st.sampled_from(
     [("a",), ("b",), ("c",), *itertools.permutations(NAMES, 2), NAMES, NAMES[::-1]]
 )
 runs, picks = st.sampled_from(RUNS), st.integers(0, 30)
+shared = st.sampled_from([False, False, True])
 twice = st.booleans()  # the client sends it again: a copy can come late
 
 somebody_holds = precondition(lambda self: self.held)
@@ -44,6 +56,7 @@ class TwoBackends(RuleBasedStateMachine):
     Attributes:
         open_desk: opens the one in Redis, empty.
         held, waiting: by execution its attempt and the locks of it, as a process was told.
+        kept: the executions that a lock is kept for.
         parked: the executions whose message is kept.
         to_note: of these the attempts that parked them by a command that was sent twice. Their end
             is remembered for that before the execution goes on.
@@ -65,6 +78,7 @@ class TwoBackends(RuleBasedStateMachine):
         self.inboxes = [desk.listen("p") for desk in self.desks]
         self.held: dict[str, tuple[str, tuple[str, ...]]] = {}
         self.waiting: dict[str, tuple[str, tuple[str, ...]]] = {}
+        self.kept: set[str] = set()
         self.parked: set[str] = set()
         self.to_note: dict[str, tuple[str, tuple[str, ...]]] = {}
         self.late: list[tuple[str, Callable[[Desk], Any]]] = []
@@ -72,9 +86,9 @@ class TwoBackends(RuleBasedStateMachine):
         self.dead: dict[str, str] = {}
         self.attempts = (f"n{number}" for number in itertools.count())
         for name in NAMES:
-            self.acquire(f"holds-{name}", (name,), "ask", "", False, False, True)
+            self.acquire(f"holds-{name}", (name,), "ask")
         for run, names in zip(RUNS, wants, strict=True):
-            self.acquire(run, names, "park", "", False, False, True)
+            self.acquire(run, names, "park")
 
     @rule(
         run=runs,
@@ -82,6 +96,7 @@ class TwoBackends(RuleBasedStateMachine):
         how=st.sampled_from(["ask", "wait", "park", "park"]),
         owner=st.sampled_from(["", "", "o"]),
         by_owner=st.booleans(),
+        shared=shared,
         twice=twice,
         heard=st.sampled_from([True, True, True, False]),
     )
@@ -90,16 +105,18 @@ class TwoBackends(RuleBasedStateMachine):
         run: str,
         names: tuple[str, ...],
         how: str,
-        owner: str,
-        by_owner: bool,
-        twice: bool,
-        heard: bool,
+        owner: str = "",
+        by_owner: bool = False,
+        shared: bool = False,
+        twice: bool = False,
+        heard: bool = True,
     ) -> None:
         names = self._end_what_was_before(run) or names
         if len(names) == 1 and any(self._wants(run, name) not in ((), names) for name in NAMES):
             return  # the short way looks at no other lock
         attempt = next(self.attempts)
-        claim = {"names": names, "limits": tuple(self.limits[name] for name in names)}
+        limits = tuple(SHARED if shared else self.limits[name] for name in names)
+        claim: dict[str, Any] = {"names": names, "limits": limits}
         claim |= {"owner": owner or run, "by_owner": by_owner and bool(owner)}
         asks = claim | ({"wait": 6.0, "inbox": "p"} if how == "wait" else {})
         answer = None
@@ -147,14 +164,13 @@ class TwoBackends(RuleBasedStateMachine):
         names=st.one_of(st.none(), some_names),
         how=st.sampled_from(["ask", "wait", "park"]),
         by_owner=st.booleans(),
+        shared=shared,
         twice=twice,
     )
-    def come_back(
-        self, pick: int, names: tuple[str, ...] | None, how: str, by_owner: bool, twice: bool
-    ) -> None:
+    def come_back(self, pick: int, names: tuple[str, ...] | None, how: str, **more: bool) -> None:
         parked = self._parked()
         run = sorted(parked)[pick % len(parked)]
-        self.acquire(run, names or parked[run], how, "o", by_owner, twice, True)
+        self.acquire(run, names or parked[run], how, "o", **more)
 
     @somebody_holds
     @rule(pick=picks, ended=st.sampled_from(["", "execution"]), twice=twice)
@@ -162,6 +178,22 @@ class TwoBackends(RuleBasedStateMachine):
         run, (attempt, names) = self._taken(self.held, pick)
         self._give_up(run, attempt, names, ended or "attempt" * (attempt in self.doubtful), twice)
         self._forget(run)
+        self._look()
+
+    @somebody_holds
+    @rule(pick=picks, to=runs, twice=twice)
+    def leave(self, pick: int, to: str, twice: bool) -> None:
+        """To a retry or a next step, which may wait already."""
+        if to not in self.held:
+            run, (attempt, names) = self._taken(self.held, pick)
+            self.kept.add(to)
+            self._give_up(run, attempt, names, "execution", twice, Successor(to, 60.0))
+            self._forget(run)
+            self._look()
+
+    @rule(run=runs)
+    def it_does_not_come(self, run: str) -> None:
+        self._lapse(run, KEPT)
         self._look()
 
     @precondition(lambda self: self.held or self.waiting)
@@ -181,14 +213,7 @@ class TwoBackends(RuleBasedStateMachine):
     @rule(pick=picks)
     def what_it_had_lapses(self, pick: int) -> None:
         attempt, run = self._taken(self.dead, pick)
-        for name in NAMES:
-            holds = snapshot.read(self.desks[1], (name,))[name].holds
-            waits = self._place(run, name).get("attempt") == attempt
-            for desk in self.desks:
-                if run in holds and holds[run].attempt_id == attempt:
-                    desk.lapse(run, name)
-                if waits:
-                    desk.lapse_place(run, name)
+        self._lapse(run, attempt)
         self.no_copy_comes_any_more(run)
         self._look()
 
@@ -267,12 +292,14 @@ class TwoBackends(RuleBasedStateMachine):
                 self.release(0, "execution", False)
             while self.dead:
                 self.what_it_had_lapses(0)
+            for run in RUNS:
+                self.it_does_not_come(run)
             if not self.parked:
                 break
             self.messages_are_late()
             for run in self._resumed():
                 if run in (parked := self._parked()):
-                    self.acquire(run, parked[run], "ask", "", False, False, True)
+                    self.acquire(run, parked[run], "ask")
         assert not self.parked
         self._nothing_is_left()
 
@@ -312,11 +339,26 @@ class TwoBackends(RuleBasedStateMachine):
         names: tuple[str, ...],
         ended: str = "attempt",
         twice: bool = False,
+        successor: Successor | None = None,
     ) -> None:
+        def release(desk: Desk) -> bool:
+            back = desk.backend.release(names, run, attempt, ended, 60.0, "h", successor)
+            desk.take_messages(back.messages)
+            return back.had
+
         if ended == "execution":
             self.parked.discard(run)
-        how = {"names": names, "ended": ended}
-        self._send(run, lambda desk: desk.release(run, attempt, **how), twice)
+        self._send(run, release, twice)
+
+    def _lapse(self, run: str, attempt: str) -> None:
+        for name in NAMES:
+            holds = snapshot.read(self.desks[1], (name,))[name].holds
+            waits = self._place(run, name).get("attempt") == attempt
+            for desk in self.desks:
+                if run in holds and holds[run].attempt_id == attempt:
+                    desk.lapse(run, name)
+                if waits:
+                    desk.lapse_place(run, name)
 
     def _forget(self, run: str) -> None:
         if all(of != run for of, _ in self.late):
@@ -353,6 +395,8 @@ class TwoBackends(RuleBasedStateMachine):
         for name, lock in locks.items():
             assert len(lock.fences) <= self.limits[name]
             self._those_hold_who_were_told_so(name, lock)
+        self.kept = {run for each in locks.values() for run, hold in each.holds.items()
+                     if hold.attempt_id == KEPT}  # fmt: skip
         for run in self.parked:
             assert run in parking.index, f"the message of {run} is lost"
 
@@ -360,7 +404,9 @@ class TwoBackends(RuleBasedStateMachine):
         known = self.held | self.waiting
         for run, hold in lock.holds.items():
             attempt, names = known.get(run, ("", ()))
-            if hold.attempt_id not in self.dead:
+            if hold.attempt_id == KEPT:
+                assert run in self.kept, f"{name} is kept for {run} by nobody"
+            elif hold.attempt_id not in self.dead:
                 assert hold.attempt_id == attempt, f"{run} holds {name}, and nobody knows: {hold}"
                 assert name in names, f"{run} holds {name}, which it did not ask for"
         for run, (_, names) in known.items():
