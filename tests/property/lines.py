@@ -196,8 +196,7 @@ class LineMachine(RuleBasedStateMachine):
         request = PlaceRequest(NAME, run, self._task(run), "call here", *times)
         place = partial(self.desk.backend.place, request)
         (self.sent[run],) = {place() for _ in range(copies)}
-        if copies > 1:
-            self.late.append(("place", run, place))
+        self.late.append(("place", run, place))
         self.again[run] = again
         self.model.enter(run, Place(due, int(run[1:]), self.sent[run], again))
         self._compare()
@@ -216,9 +215,12 @@ class LineMachine(RuleBasedStateMachine):
     def a_call_by_name_comes(self) -> None:
         self._come(self._new())
 
-    @rule(ended=st.sampled_from(["execution", "execution", "execution", "killed", "attempt", ""]))
+    @rule(ended=st.sampled_from(["execution", "execution", "execution", "killed", "attempt", ""]),
+          pick=st.integers(-1, 3))  # fmt: skip
     @precondition(lambda self: self.model.holder)
-    def end(self, ended: str) -> None:
+    def end(self, ended: str, pick: int = -1) -> None:
+        if self.late and pick >= 0:
+            self.a_copy_comes_late(pick, of_holder=True)
         run, attempt_id, _ = self.model.holder
         self._release(run, attempt_id, ended)
         self.model.holder = None
@@ -312,16 +314,18 @@ class LineMachine(RuleBasedStateMachine):
         self.model.serve()
         self._compare()
 
-    @rule(pick=st.integers(0, 30))
+    @rule(pick=st.integers(0, 30), of_holder=st.booleans())
     @precondition(lambda self: self.late)
-    def a_copy_comes_late(self, pick: int) -> None:
+    def a_copy_comes_late(self, pick: int, of_holder: bool) -> None:
         """It leaves the state of one. Its answer, and the messages in it, reach nobody.
 
-        But for a place that is gone before its execution has ended: it is taken once more. Those
-        behind wait there for a message that may not come.
+        But for the place of a call that was passed over, or whose attempt has ended, and is to come
+        again: it is taken once more. Those behind may wait there for a message that does not come.
         """
-        verb, run, command = self.late[-1 - pick % len(self.late)]
-        if verb == "place" and run not in self.model.queue.keys() | self.model.ended:
+        holder = self.model.holder[0] if self.model.holder else ""
+        late = [each for each in self.late if each[1] == holder or not (of_holder and holder)]
+        verb, run, command = (late or self.late)[-1 - pick % len(late or self.late)]
+        if verb == "place" and run not in {holder, *self.model.queue, *self.model.ended}:
             return
         command()
         if verb == "release":
