@@ -18,7 +18,7 @@
 -- ARGV[8..] hold, lease, who: text, of its dedup marker the id of its hold, the ms that it lives without renewal, and whose it is
 -- Reply {PLACED, ticket}: the execution has this place, and its marker
 -- Reply {BUSY, index, ms, fence, owner, label, waiting, parked, shared, kept}: another call has the marker, as in acquire; no place
--- Reply {ENDED}: the execution has ended already
+-- Reply {ENDED}: the execution has begun, or has ended, already
 -- Keeps: tickets rise in the order of the commands, or of the times that calls are due; a duplicate takes no place; sent twice it acts once
 -- Uses: lib/module, lib/base, lib/call, lib/holds
 
@@ -57,8 +57,10 @@ if before then
   -- A late copy of this command must not replace a place that its message was given without it.
   return { 'PLACED', before.line and before.line.ticket or '0' }
 end
--- The command may arrive after the end of its execution, when the client sent it again.
-if redis.call('EXISTS', tombstone) == 1 then
+-- The command may arrive after its message, and after the end of its execution, when the client sent it
+-- again: those behind would wait for a message that does not come.
+local running = Base.parse(redis.call('HGET', lock, execution))
+if redis.call('EXISTS', tombstone) == 1 or running and running.expiry > now then
   return { 'ENDED' }
 end
 

@@ -1517,7 +1517,7 @@ class MemoryBackend:
             lock, me = command.lock(request.line), request.execution_id
             if me in lock.queue:
                 return lock.queue[me].ticket
-            if command.ended(me):
+            if command.ended(me) or me in lock.holds:
                 return 0
             if request.marker is not None:
                 marked = _Acquire(self.state, command.now, request.marker, "-").answer()

@@ -469,8 +469,8 @@ class Backend(Protocol):
 
     def place(self, request: PlaceRequest) -> int | Conflict:
         """Take a place in a line. Returns its ticket, which is the fencing token of the line when
-        the turn of the place has come; 0 if the execution has ended already. Conflict: another call
-        has the marker, and there is no place."""
+        the turn of the place has come; 0 if the execution has begun, or ended, already. Conflict:
+        another call has the marker, and there is no place."""
 
     def withdraw(self, execution_id: str, remember: float, home: str = "") -> Released:
         """Take a parked message, or the place of a call whose message has not come, out of its

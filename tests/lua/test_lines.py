@@ -93,6 +93,20 @@ def test_a_late_copy_of_the_command_leaves_the_place_that_its_message_got_withou
     assert arrive(desk, "r9", "n2")
 
 
+def test_a_late_copy_of_the_command_takes_no_place_while_its_call_runs(desk, line):
+    arrive(desk, "r1")
+    assert place(desk, "r1") == 0
+    desk.release("r1", names=A, ended="killed")
+    assert desk.waiters(A[0]) == ["r2", "r3"]
+
+
+def test_a_late_copy_takes_a_place_if_the_call_has_lost_the_line(desk, line):
+    arrive(desk, "r1")
+    desk.lapse("r1", A[0])
+    assert place(desk, "r1") > line[2]
+    assert desk.waiters(A[0]) == ["r2", "r3", "r1"]
+
+
 def test_a_call_gets_its_marker_together_with_its_place(desk):
     ticket = place(desk, "r1", marker=marker("r1"))
     assert place(desk, "r1", marker=marker("r1")) == ticket

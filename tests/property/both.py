@@ -1,6 +1,12 @@
 """Random histories of executions whose locks change between their attempts, as a callable or a
-deploy can name others: Redis and memory answer, send and keep the same, nobody holds a lock that
-nobody knows of, and everybody who was parked runs in the end.
+deploy can name others, and whose commands come twice: Redis and memory answer, send and keep the
+same, nobody holds a lock that nobody knows of, nobody loses a lock or a message, and everybody who
+was parked runs in the end.
+
+A client that hears no answer sends its command again, on another connection. So a copy can come
+after whatever the client does next; its answer, and the messages in it, reach nobody. It comes
+while the end of its attempt is remembered; that of a process that died unseen, while its lease
+lasts: later, it could take the message of another copy of its execution along.
 
 `machine.py` knows more of each command, of executions that always want the same locks.
 """
@@ -14,7 +20,20 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from celery_relock.engine.protocol import Conflict, Ended, Full, Held, Parked, Queued
+from celery_relock.engine.protocol import (
+    KEPT,
+    SHARED,
+    Conflict,
+    Duplicate,
+    Ended,
+    Full,
+    Held,
+    Parked,
+    Queued,
+    Successor,
+)
+from tests.property import snapshot
+from tests.property.snapshot import RealLock
 from tests.support.desk import Desk
 from tests.support.memory_desk import MemoryDesk
 
@@ -24,6 +43,8 @@ some_names = st.sampled_from(
     [("a",), ("b",), ("c",), *itertools.permutations(NAMES, 2), NAMES, NAMES[::-1]]
 )
 runs, picks = st.sampled_from(RUNS), st.integers(0, 30)
+shared = st.sampled_from([False, False, True])
+twice = st.booleans()  # the client sends it again: a copy can come late
 
 somebody_holds = precondition(lambda self: self.held)
 somebody_waits = precondition(lambda self: self.waiting)
@@ -35,6 +56,14 @@ class TwoBackends(RuleBasedStateMachine):
     Attributes:
         open_desk: opens the one in Redis, empty.
         held, waiting: by execution its attempt and the locks of it, as a process was told.
+        kept: the executions that a lock is kept for.
+        parked: the executions whose message is kept.
+        to_note: of these the attempts that parked them by a command that was sent twice. Their end
+            is remembered for that before the execution goes on.
+        late: commands of which a copy can come, and the execution of each.
+        doubtful: attempts with such a command; their end is remembered, as by an engine.
+        dead: by attempt the execution, of processes that died unseen: what it has, or what a copy
+            acquires for it, lasts for a lease.
     """
 
     open_desk: Callable[[], Desk]
@@ -49,11 +78,17 @@ class TwoBackends(RuleBasedStateMachine):
         self.inboxes = [desk.listen("p") for desk in self.desks]
         self.held: dict[str, tuple[str, tuple[str, ...]]] = {}
         self.waiting: dict[str, tuple[str, tuple[str, ...]]] = {}
+        self.kept: set[str] = set()
+        self.parked: set[str] = set()
+        self.to_note: dict[str, tuple[str, tuple[str, ...]]] = {}
+        self.late: list[tuple[str, Callable[[Desk], Any]]] = []
+        self.doubtful: set[str] = set()
+        self.dead: dict[str, str] = {}
         self.attempts = (f"n{number}" for number in itertools.count())
         for name in NAMES:
-            self.acquire(f"holds-{name}", (name,), "ask", "", False)
+            self.acquire(f"holds-{name}", (name,), "ask")
         for run, names in zip(RUNS, wants, strict=True):
-            self.acquire(run, names, "park", "", False)
+            self.acquire(run, names, "park")
 
     @rule(
         run=runs,
@@ -61,32 +96,67 @@ class TwoBackends(RuleBasedStateMachine):
         how=st.sampled_from(["ask", "wait", "park", "park"]),
         owner=st.sampled_from(["", "", "o"]),
         by_owner=st.booleans(),
+        shared=shared,
+        twice=twice,
+        heard=st.sampled_from([True, True, True, False]),
     )
     def acquire(
-        self, run: str, names: tuple[str, ...], how: str, owner: str, by_owner: bool
+        self,
+        run: str,
+        names: tuple[str, ...],
+        how: str,
+        owner: str = "",
+        by_owner: bool = False,
+        shared: bool = False,
+        twice: bool = False,
+        heard: bool = True,
     ) -> None:
-        if run in self.held:
-            return
-        if run in self.waiting:
-            before, of = self.waiting.pop(run)
-            self._both(lambda desk: desk.release(run, before, names=of, ended="attempt"))
+        names = self._end_what_was_before(run) or names
         if len(names) == 1 and any(self._wants(run, name) not in ((), names) for name in NAMES):
             return  # the short way looks at no other lock
         attempt = next(self.attempts)
-        claim = {"names": names, "limits": tuple(self.limits[name] for name in names)}
+        limits = tuple(SHARED if shared else self.limits[name] for name in names)
+        claim: dict[str, Any] = {"names": names, "limits": limits}
         claim |= {"owner": owner or run, "by_owner": by_owner and bool(owner)}
-        if how == "park":
-            answer = self._both(lambda desk: desk.leave(run, attempt, **claim))
+        asks = claim | ({"wait": 6.0, "inbox": "p"} if how == "wait" else {})
+        answer = None
+        if how != "park" or twice:  # as a worker does before it parks
+            answer = self._send(run, lambda desk: desk.acquire(run, attempt, **asks), twice)
+        if how == "park" and (answer is None or isinstance(answer, Conflict | Duplicate)):
+            answer = self._send(run, lambda desk: desk.leave(run, attempt, **claim), twice)
+        if not isinstance(answer, Conflict | Duplicate):
+            self.parked.discard(run)
+        if twice or not heard:
+            self.doubtful.add(attempt)
+        if heard:
+            self._go_on(run, attempt, names, answer)
         else:
-            claim |= {"wait": 6.0, "inbox": "p"} if how == "wait" else {}
-            answer = self._both(lambda desk: desk.acquire(run, attempt, **claim))
+            self._give_up(run, attempt, names)
+            # If its message is not kept, its worker has it.
+            self.parked &= self.desks[1].backend.state.parked.keys()
+        self._look()
+
+    def _end_what_was_before(self, run: str) -> tuple[str, ...]:
+        """The locks of an attempt that goes on, while a second copy of its message comes."""
+        if run in self.to_note:
+            self._give_up(run, *self.to_note.pop(run), "parked")
+        if run in self.waiting:
+            self._give_up(run, *self.waiting.pop(run))
+        return self.held[run][1] if run in self.held else ()
+
+    def _go_on(self, run: str, attempt: str, names: tuple[str, ...], answer: Any) -> None:
         if isinstance(answer, Held):
             self.held[run] = attempt, names
         elif isinstance(answer, Queued):
             self.waiting[run] = attempt, names
-        elif isinstance(answer, Ended):
-            self._forget(run)
-        self._look()
+        elif isinstance(answer, Parked):
+            self.parked.add(run)
+            if attempt in self.doubtful:
+                self.to_note[run] = attempt, names
+        elif attempt in self.doubtful:
+            self._give_up(run, attempt, names)
+        if isinstance(answer, Ended):
+            self.no_copy_comes_any_more(run)
 
     @precondition(lambda self: self._parked())
     @rule(
@@ -94,60 +164,110 @@ class TwoBackends(RuleBasedStateMachine):
         names=st.one_of(st.none(), some_names),
         how=st.sampled_from(["ask", "wait", "park"]),
         by_owner=st.booleans(),
+        shared=shared,
+        twice=twice,
     )
-    def come_back(self, pick: int, names: tuple[str, ...] | None, how: str, by_owner: bool) -> None:
+    def come_back(self, pick: int, names: tuple[str, ...] | None, how: str, **more: bool) -> None:
         parked = self._parked()
         run = sorted(parked)[pick % len(parked)]
-        self.acquire(run, names or parked[run], how, "o", by_owner)
+        self.acquire(run, names or parked[run], how, "o", **more)
 
     @somebody_holds
-    @rule(pick=picks, ended=st.sampled_from(["", "execution"]))
-    def release(self, pick: int, ended: str) -> None:
+    @rule(pick=picks, ended=st.sampled_from(["", "execution"]), twice=twice)
+    def release(self, pick: int, ended: str, twice: bool) -> None:
         run, (attempt, names) = self._taken(self.held, pick)
-        self._both(lambda desk: desk.release(run, attempt, names=names, ended=ended))
+        self._give_up(run, attempt, names, ended or "attempt" * (attempt in self.doubtful), twice)
         self._forget(run)
         self._look()
 
     @somebody_holds
-    @rule(pick=picks)
-    def a_holder_dies(self, pick: int) -> None:
-        run, (_, names) = self._taken(self.held, pick)
-        for desk, name in itertools.product(self.desks, names):
-            desk.lapse(run, name)
+    @rule(pick=picks, to=runs, twice=twice)
+    def leave(self, pick: int, to: str, twice: bool) -> None:
+        """To a retry or a next step, which may wait already."""
+        if to not in self.held:
+            run, (attempt, names) = self._taken(self.held, pick)
+            self.kept.add(to)
+            self._give_up(run, attempt, names, "execution", twice, Successor(to, 60.0))
+            self._forget(run)
+            self._look()
+
+    @rule(run=runs)
+    def it_does_not_come(self, run: str) -> None:
+        self._lapse(run, KEPT)
         self._look()
 
-    @somebody_waits
+    @precondition(lambda self: self.held or self.waiting)
+    @rule(pick=picks, is_seen=st.booleans(), twice=twice)
+    def a_process_dies(self, pick: int, is_seen: bool, twice: bool) -> None:
+        """Another one frees what it had, or that lapses some time."""
+        run, (attempt, names) = self._taken(self.held | self.waiting, pick)
+        self.held.pop(run, None)
+        self.waiting.pop(run, None)
+        if is_seen:
+            self._give_up(run, attempt, names, "killed", twice)
+        else:
+            self.dead[attempt] = run
+        self._look()
+
+    @precondition(lambda self: self.dead)
     @rule(pick=picks)
-    def heartbeat(self, pick: int) -> None:
-        run = sorted(self.waiting)[pick % len(self.waiting)]
-        attempt, names = self.waiting[run]
-        for name in names:
-            self._both(lambda desk, name=name: desk.beat(run, attempt, name=name))
+    def what_it_had_lapses(self, pick: int) -> None:
+        attempt, run = self._taken(self.dead, pick)
+        self._lapse(run, attempt)
+        self.no_copy_comes_any_more(run)
+        self._look()
+
+    @precondition(lambda self: self.late)
+    @rule(pick=picks)
+    def a_copy_comes_late(self, pick: int) -> None:
+        self._both(self.late[-1 - pick % len(self.late)][1])
         self._look()
 
     @rule(run=runs)
-    def withdraw(self, run: str) -> None:
-        self._both(lambda desk: desk.withdraw(run, home="h"))
+    def no_copy_comes_any_more(self, run: str) -> None:
+        self.late = [each for each in self.late if each[0] != run]
+        self._forget(run)
+
+    @somebody_waits
+    @rule(pick=picks, twice=twice)
+    def heartbeat(self, pick: int, twice: bool) -> None:
+        run = sorted(self.waiting)[pick % len(self.waiting)]
+        attempt, names = self.waiting[run]
+        answers = [
+            self._send(run, lambda desk, name=name: desk.beat(run, attempt, name=name), twice)
+            for name in names
+        ]
+        if all(isinstance(answer, Held) for answer in answers):
+            self.held[run] = self.waiting.pop(run)
+        self._look()
+
+    @rule(run=runs, twice=twice)
+    def withdraw(self, run: str, twice: bool) -> None:
+        self.parked.discard(run)
+        withdraw = lambda desk: desk.withdraw(run, home="h")  # noqa: E731
+        if self._both(withdraw) and twice:  # else it may be parked when a copy comes
+            self.late.append((run, withdraw))
         self._forget(run)
         self._look()
 
     @rule()
     def messages_are_late(self) -> None:
         for name in NAMES:
-            for run in self.desks[0].waiters(name):
-                if self.desks[0].place(run, name).get("back"):
+            for run in self.desks[1].waiters(name):
+                if self._place(run, name).get("back"):
                     for desk in self.desks:
                         desk.lapse_place(run, name, back=1)
         self._look()
 
-    @rule()
-    def resume(self) -> None:
-        self._resumed()
+    @rule(twice=twice)
+    def resume(self, twice: bool) -> None:
+        self._resumed(twice)
 
-    def _resumed(self) -> list[str]:
+    def _resumed(self, twice: bool = False) -> list[str]:
         for desk in self.desks:
             desk.all_due()
-        sent = self._both(lambda desk: sorted(desk.resume()))
+        by = next(self.attempts)
+        sent = self._send("", lambda desk: sorted(desk.resume(by=by)), twice)
         self._look()
         return list(dict.fromkeys(sent))
 
@@ -156,6 +276,7 @@ class TwoBackends(RuleBasedStateMachine):
             return
         try:
             self._everybody_who_is_parked_runs()
+            self._copies_of_all_come_last()
         finally:
             for desk in self.desks:
                 desk.wipe()
@@ -164,41 +285,90 @@ class TwoBackends(RuleBasedStateMachine):
     def _everybody_who_is_parked_runs(self) -> None:
         while self.waiting:
             run, (attempt, names) = self._taken(self.waiting, 0)
-            self._both(lambda desk: desk.release(run, attempt, names=names, ended="attempt"))  # noqa: B023
+            self._give_up(run, attempt, names)
             self._look()
         for _ in range(4 * len(RUNS)):
             while self.held:
-                self.release(0, "execution")
-            if not any(self.desks[0].waiters(name) for name in NAMES):
+                self.release(0, "execution", False)
+            while self.dead:
+                self.what_it_had_lapses(0)
+            for run in RUNS:
+                self.it_does_not_come(run)
+            if not self.parked:
                 break
             self.messages_are_late()
             for run in self._resumed():
                 if run in (parked := self._parked()):
-                    self.acquire(run, parked[run], "ask", "", False)
-        assert [self.desks[0].waiters(name) for name in NAMES] == [[]] * len(NAMES)
-        desk = self.desks[0]
-        assert [key for key in desk.left() if desk.client.pttl(key) == -1] == []
+                    self.acquire(run, parked[run], "ask")
+        assert not self.parked
+        self._nothing_is_left()
+
+    def _copies_of_all_come_last(self) -> None:
+        for _, command in self.late:
+            self._both(command)
+            self._look()
+        self._nothing_is_left()
+
+    def _nothing_is_left(self) -> None:
+        for desk in self.desks:
+            desk.fence("last", names=NAMES)  # clears away what has lapsed
+            desk.release("last", names=NAMES)
+            assert desk.left() == []
 
     def _parked(self) -> dict[str, tuple[str, ...]]:
         """Who is parked and holds nothing, with the locks that its place is for."""
-        here = {
-            run: self._wants(run, name) for name in NAMES for run in self.desks[0].waiters(name)
+        waiters = {run for name in NAMES for run in self.desks[1].waiters(name)}
+        return {
+            run: next(filter(None, (self._wants(run, name) for name in NAMES)))
+            for run in waiters - self.held.keys() - self.waiting.keys()
         }
-        return {run: names for run, names in here.items() if run not in self.held | self.waiting}
 
     def _wants(self, run: str, name: str) -> tuple[str, ...]:
         """The locks that a place in the queue of this lock is for; none if there is no place."""
-        if run not in self.desks[0].waiters(name):
-            return ()
-        return tuple(self.desks[0].place(run, name).get("names") or (name,))
+        place = self._place(run, name)
+        return tuple(place.get("names") or (name,)) if place else ()
 
     def _taken(self, among: dict[str, Any], pick: int) -> tuple[str, Any]:
         run = sorted(among)[pick % len(among)]
         return run, among.pop(run)
 
+    def _give_up(
+        self,
+        run: str,
+        attempt: str,
+        names: tuple[str, ...],
+        ended: str = "attempt",
+        twice: bool = False,
+        successor: Successor | None = None,
+    ) -> None:
+        def release(desk: Desk) -> bool:
+            back = desk.backend.release(names, run, attempt, ended, 60.0, "h", successor)
+            desk.take_messages(back.messages)
+            return back.had
+
+        if ended == "execution":
+            self.parked.discard(run)
+        self._send(run, release, twice)
+
+    def _lapse(self, run: str, attempt: str) -> None:
+        for name in NAMES:
+            holds = snapshot.read(self.desks[1], (name,))[name].holds
+            waits = self._place(run, name).get("attempt") == attempt
+            for desk in self.desks:
+                if run in holds and holds[run].attempt_id == attempt:
+                    desk.lapse(run, name)
+                if waits:
+                    desk.lapse_place(run, name)
+
     def _forget(self, run: str) -> None:
-        for desk in self.desks:
-            desk.forget(run)
+        if all(of != run for of, _ in self.late):
+            for desk in self.desks:
+                desk.forget(run)
+
+    def _send(self, run: str, command: Callable[[Desk], Any], twice: bool) -> Any:
+        if twice:
+            self.late.append((run, command))
+        return self._both(command)
 
     def _both(self, command: Callable[[Desk], Any]) -> Any:
         answer, other = (command(desk) for desk in self.desks)
@@ -206,7 +376,7 @@ class TwoBackends(RuleBasedStateMachine):
         return answer
 
     def _look(self) -> None:
-        """Both have sent and kept the same, and who holds was told so."""
+        """Both have sent and kept the same, and what a process was told is so."""
         sent, others = (sorted(desk.out()) for desk in self.desks)
         assert sent == others
         heard, others = (
@@ -216,13 +386,45 @@ class TwoBackends(RuleBasedStateMachine):
         for kind, run, attempt in heard:
             if kind == "granted" and self.waiting.get(run, ("",))[0] == attempt:
                 self.held[run] = self.waiting.pop(run)
-        for name in NAMES:
-            holders, waiters = self.desks[0].holders(name), self.desks[0].waiters(name)
-            assert (holders, waiters) == (self.desks[1].holders(name), self.desks[1].waiters(name))
-            for run in holders:
-                known = self.held.get(run) or self.waiting.get(run)
-                assert known is not None, f"{run} holds {name}, and nobody knows"
-                assert name in known[1], f"{run} holds {name}, which it did not ask for"
+        locks, in_memory = (snapshot.read(desk, NAMES) for desk in self.desks)
+        assert {name: _shown(lock) for name, lock in locks.items()} == {
+            name: _shown(lock) for name, lock in in_memory.items()
+        }
+        parking, in_memory = (snapshot.read_parking(desk, ("h",)) for desk in self.desks)
+        assert parking == in_memory
+        for name, lock in locks.items():
+            assert len(lock.fences) <= self.limits[name]
+            self._those_hold_who_were_told_so(name, lock)
+        self.kept = {run for each in locks.values() for run, hold in each.holds.items()
+                     if hold.attempt_id == KEPT}  # fmt: skip
+        for run in self.parked:
+            assert run in parking.index, f"the message of {run} is lost"
+
+    def _those_hold_who_were_told_so(self, name: str, lock: RealLock) -> None:
+        known = self.held | self.waiting
+        for run, hold in lock.holds.items():
+            attempt, names = known.get(run, ("", ()))
+            if hold.attempt_id == KEPT:
+                assert run in self.kept, f"{name} is kept for {run} by nobody"
+            elif hold.attempt_id not in self.dead:
+                assert hold.attempt_id == attempt, f"{run} holds {name}, and nobody knows: {hold}"
+                assert name in names, f"{run} holds {name}, which it did not ask for"
+        for run, (_, names) in known.items():
+            is_here = run in lock.holds or (run in self.waiting and run in lock.queue)
+            assert is_here or name not in names, f"{run} has lost {name}"
+
+    def _place(self, run: str, name: str) -> dict[str, Any]:
+        """In memory, where looking costs nothing."""
+        desk = self.desks[1]
+        return desk.place(run, name) if run in desk.waiters(name) else {}
+
+
+def _shown(lock: RealLock) -> tuple[Any, ...]:
+    """What does not depend on the clock."""
+    holds = {run: hold.attempt_id for run, hold in lock.holds.items()}
+    facts = lock.queue.items()
+    places = [(run, of["attempt"], of.get("parked", False), of.get("names")) for run, of in facts]
+    return holds, places, lock.messages
 
 
 def _facts(answer: Any) -> Any:

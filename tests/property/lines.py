@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from hypothesis import strategies as st
@@ -157,6 +158,8 @@ class Model:
 class LineMachine(RuleBasedStateMachine):
     """Attributes:
     open_desk: opens the backend that is held against the model, empty.
+    late: commands of which a copy can come; the verb and the execution of each.
+    doubtful: attempts with such a command; their end is remembered, as by an engine.
     """
 
     open_desk: Callable[[], Desk]
@@ -169,6 +172,8 @@ class LineMachine(RuleBasedStateMachine):
         self.sent: dict[str, int] = {}
         self.again: dict[str, bool] = {}
         self.tasks: dict[str, str] = {}
+        self.late: list[tuple[str, str, Callable[[], Any]]] = []
+        self.doubtful: set[str] = set()
         self._another_holds_the_lock()
 
     def _new(self) -> str:
@@ -183,34 +188,41 @@ class LineMachine(RuleBasedStateMachine):
     @rule(due=st.sampled_from([0.0, 0.0, 0.0, LATER, 2 * LATER]), again=st.booleans(),
           copies=st.sampled_from([1, 1, 2]))  # fmt: skip
     def send(self, due: float, again: bool, copies: int) -> None:
+        if due and self.model.holder and self.model.had.due == due:
+            return  # that moment has come, and its ticket may be free
         run = self._new()
         # Calls that are due later are due at one moment, to the millisecond.
         times = 1000.0, 0.0, due and self.began + due, 10 * LATER
         request = PlaceRequest(NAME, run, self._task(run), "call here", *times)
-        tickets = {self.desk.backend.place(request) for _ in range(copies)}
-        (self.sent[run],) = tickets
+        place = partial(self.desk.backend.place, request)
+        (self.sent[run],) = {place() for _ in range(copies)}
+        self.late.append(("place", run, place))
         self.again[run] = again
         self.model.enter(run, Place(due, int(run[1:]), self.sent[run], again))
         self._compare()
 
-    @rule(pick=st.integers(0, 30), known=st.booleans(), too_large=st.booleans())
-    def a_message_comes(self, pick: int, known: bool, too_large: bool) -> None:
+    @rule(pick=st.integers(0, 30), known=st.booleans(), too_large=st.booleans(),
+          twice=st.booleans())  # fmt: skip
+    def a_message_comes(self, pick: int, known: bool, too_large: bool, twice: bool) -> None:
         """That of a call that has a place, or had one; or of a call that never had. One that is too
         large to be parked comes again."""
         found = list(self.model.queue if known else self.again)
         run = found[pick % len(found)] if found else self._new()
         if not self._is_at_lock(run):
-            self._come(run, (False,) if too_large else (False, True))
+            self._come(run, (False,) if too_large else (False, True), twice)
 
     @rule()
     def a_call_by_name_comes(self) -> None:
         self._come(self._new())
 
-    @rule(ended=st.sampled_from(["execution", "execution", "execution", "killed", "attempt", ""]))
+    @rule(ended=st.sampled_from(["execution", "execution", "execution", "killed", "attempt", ""]),
+          pick=st.integers(-1, 3))  # fmt: skip
     @precondition(lambda self: self.model.holder)
-    def end(self, ended: str) -> None:
+    def end(self, ended: str, pick: int = -1) -> None:
+        if self.late and pick >= 0:
+            self.a_copy_comes_late(pick, of_holder=True)
         run, attempt_id, _ = self.model.holder
-        self.desk.release(run, attempt_id, names=(NAME,), ended=ended)
+        self._release(run, attempt_id, ended)
         self.model.holder = None
         if ended == "execution":
             self.model.ended.add(run)
@@ -223,10 +235,7 @@ class LineMachine(RuleBasedStateMachine):
     def it_is_retried(self, again: bool) -> None:
         run, attempt_id, ticket = self.model.holder
         retry, had = self._new(), self.model.had
-        how = {"ended": "execution", "remember": 60.0, "successor": Successor(retry, 1000.0)}
-        self.desk.take_messages(
-            self.desk.backend.release((NAME,), run, attempt_id, home="h", **how).messages
-        )
+        self._release(run, attempt_id, "execution", Successor(retry, 1000.0))
         self.model.holder = None
         self.model.ended.add(run)
         self.model.queue.pop(run, None)
@@ -249,9 +258,7 @@ class LineMachine(RuleBasedStateMachine):
             return
         for_its_lock = {"names": (LOCK,), "task": self._task(run)}
         assert isinstance(self.desk.leave(run, self._new_attempt(), **for_its_lock), Parked)
-        to_itself = Successor(run, 1000.0)
-        back = self.desk.backend.release((NAME,), run, attempt_id, home="h", successor=to_itself)
-        self.desk.take_messages(back.messages)
+        self._release(run, attempt_id, successor=Successor(run, 1000.0))
         had, self.model.holder = self.model.had, None
         how = {"at_lock": True, "since": next(self.numbers)}
         self.model.enter(run, Place(had.due, had.number, ticket, self.again[run], **how))
@@ -283,7 +290,9 @@ class LineMachine(RuleBasedStateMachine):
     @rule()
     @precondition(lambda self: self.model.holder)
     def a_lease_runs_out(self) -> None:
-        self.desk.lapse(self.model.holder[0], NAME)
+        run = self.model.holder[0]
+        self.desk.lapse(run, NAME)
+        self.late = [each for each in self.late if each[1] != run]
         self.model.holder = None
 
     @rule(pick=st.integers(0, 30))
@@ -292,15 +301,37 @@ class LineMachine(RuleBasedStateMachine):
         """Not if it runs, and only its message can come again."""
         run = list(self.model.queue)[pick % len(self.model.queue)]
         runs = self.model.holder is not None and self.model.holder[0] == run
-        assert self.desk.withdraw(run, home="h") is not runs
+        withdraw = partial(self.desk.withdraw, run, home="h")
+        assert withdraw() is not runs
         if runs:
             self._compare()
             return
         if self._is_at_lock(run):
             self.desk.release(run, self._new_attempt(), names=(NAME,), ended="execution")
         del self.model.queue[run]
+        self.late.append(("withdraw", run, withdraw))
         self.model.ended.add(run)
         self.model.serve()
+        self._compare()
+
+    @rule(pick=st.integers(0, 30), of_holder=st.booleans())
+    @precondition(lambda self: self.late)
+    def a_copy_comes_late(self, pick: int, of_holder: bool) -> None:
+        """It leaves the state of one. Its answer, and the messages in it, reach nobody.
+
+        But for the place of a call that was passed over, or whose attempt has ended, and is to come
+        again: it is taken once more. Those behind may wait there for a message that does not come.
+        """
+        holder = self.model.holder[0] if self.model.holder else ""
+        late = [each for each in self.late if each[1] == holder or not (of_holder and holder)]
+        verb, run, command = (late or self.late)[-1 - pick % len(late or self.late)]
+        if verb == "place" and run not in {holder, *self.model.queue, *self.model.ended}:
+            return
+        command()
+        if verb == "release":
+            self.model.serve()
+        self.desk.out()
+        self.model.out.clear()
         self._compare()
 
     @rule(pick=st.integers(0, 30))
@@ -358,7 +389,9 @@ class LineMachine(RuleBasedStateMachine):
     def _is_at_lock(self, run: str) -> bool:
         return run in self.model.queue and self.model.queue[run].at_lock
 
-    def _come(self, run: str, how_often: tuple[bool, ...] = (False, True)) -> None:
+    def _come(
+        self, run: str, how_often: tuple[bool, ...] = (False, True), twice: bool = False
+    ) -> None:
         attempt_id, model = self._new_attempt(), self.model
         owner = COMES_AGAIN * self.again.setdefault(run, False) + self._task(run)
         how: dict[str, Any] = {"names": (NAME,), "owner": owner}
@@ -373,13 +406,32 @@ class LineMachine(RuleBasedStateMachine):
                 expected = self._expected(run, attempt_id, parks)
             told = {"task": self._task(run)} if parks else {}
             send = self.desk.leave if parks else self.desk.acquire
-            answer = send(run, attempt_id, **how, **told)
+            claim = partial(send, run, attempt_id, **how, **told)
+            answer = claim()
+            if twice:
+                self.late.append(("acquire", run, claim))
+                self.doubtful.add(attempt_id)
             assert isinstance(answer, expected), (answer, expected)
             if isinstance(answer, Held):
                 self._holds(run, answer.fences[0])
             self._compare()
             if not isinstance(answer, Conflict):
-                return
+                break
+        if twice and not isinstance(answer, Held):
+            self._release(run, attempt_id, "parked")
+            self.model.serve()
+            self._compare()
+
+    def _release(
+        self, run: str, attempt_id: str, ended: str = "", successor: Successor | None = None
+    ) -> None:
+        def release() -> None:
+            back = self.desk.backend.release((NAME,), run, attempt_id, how, 60.0, "h", successor)
+            self.desk.take_messages(back.messages)
+
+        how = ended or "attempt" * (attempt_id in self.doubtful)
+        release()
+        self.late.append(("release", run, release))
 
     def _expected(self, run: str, attempt_id: str, parks: bool) -> Any:
         model = self.model

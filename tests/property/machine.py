@@ -56,7 +56,7 @@ class LockMachine(Driver):
         self.desk.stranger(STRANGER.name)
         self.ears = {inbox: self.desk.listen(inbox) for inbox in INBOXES[:2]}
         self.model.reachable = set(self.ears)
-        self.permit_of = {}
+        self.permit_of, self.sent = {}, []
         self.known_fences, self.highest_fence = set(), 0
         self.before = self.now = snapshot.read(self.desk, NAMES)
         self.parking = snapshot.read_parking(self.desk, HOMES)
@@ -179,6 +179,12 @@ class LockMachine(Driver):
         assert {hold.execution_id for hold in taken} == self.model.force_release(name, only)
         self._every_permit_is_one_fence()
         self._the_messages_are_the_models(lost=lost)
+
+    @precondition(lambda self: self.sent)
+    @rule(pick=picks)
+    def a_copy_comes_late(self, pick: int) -> None:
+        """Of one of the last commands, whose client has sent it again, and has gone on."""
+        self._both(*self.sent[-1 - pick % len(self.sent)], 1)
 
     # What happens by itself
 

@@ -53,7 +53,7 @@ def test_a_line_and_its_model_agree_and_nobody_is_overtaken_unseen(redis_url, wh
 @pytest.mark.timeout(7200 if LONG else 240)
 def test_redis_and_memory_agree_when_an_execution_comes_back_for_other_locks(redis_url):
     pool = redis.ConnectionPool.from_url(redis_url, max_connections=2**31)
-    _run(lambda: Desk("", new_namespace(), pool), 60, TwoBackends)
+    _run(lambda: Desk("", new_namespace(), pool), 100, TwoBackends)
     pool.disconnect()
 
 
