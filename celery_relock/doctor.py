@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -64,7 +64,7 @@ class Report(Plain):
     """
 
     findings: tuple[Finding, ...]
-    facts: dict[str, Any]
+    facts: dict[str, Any] = field(default_factory=dict)
 
     @property
     def worst(self) -> str:

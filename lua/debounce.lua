@@ -62,7 +62,7 @@ local me = {
   locks = { lock },
   limits = { 1 },
   asked = asked,
-  is_parked = waiter ~= nil,
+  is_parked = redis.call('HEXISTS', call.prefix .. 'parked', burst) == 1,
 }
 local full = Claim.full(me, me.locks)
 if full then

@@ -16,7 +16,9 @@ from typing import Any, NamedTuple
 from celery._state import _task_stack
 from celery.utils.threads import LocalStack
 
-#: An attribute of a request: its `Delivery`.
+#: An attribute of a request: its `Delivery`. A request that gets an attribute of ours gets headers,
+#: too: when Celery copies a request that has none, it makes headers of all attributes that it does
+#: not know, and a retry of the copy would send them.
 DELIVERY = "relock_delivery"
 
 
@@ -74,6 +76,7 @@ def delivery_of(message: Any) -> Delivery:
         copies = [each for stack in stacks for each in stack if each.id == message.id]
         found = next(filter(None, map(if_any, copies)), None) or Delivery()
         for each in (message, *copies):
+            each.headers = each.headers or {}
             setattr(each, DELIVERY, found)
     return found
 

@@ -104,8 +104,8 @@ def run(
     if outer and outer[-1].covers(task, by, args, kwargs):
         return body(*args, **kwargs)
     execution = Execution(task, by, body, args, kwargs)
-    header, declared = execution.header, execution.declared
     try:
+        header, declared = execution.begin(), execution.declared
         if header is not None and (header.workflow_locks or declared.begins_workflows):
             result = steps.around(task, execution.message, execution.run_named)
         else:
@@ -149,13 +149,35 @@ class Execution:
         self.request = request = begin_call(task)
         self.message = None if request is None or request.is_eager else request
         self.header: Header | None = None
-        if self.message is not None:
-            self.header = _begin_message(self.message)
         self.names: tuple[str, ...] = ()
         self.limits: Mapping[str, int] = {}
         self.owner = ""
         self.in_line = self.asked = False
         self.make_hold: MakeHold | None = None
+
+    def begin(self) -> Header | None:
+        """Read the header of its message, and return it.
+
+        Raises:
+            Late: the message is another worker's copy of a broadcast.
+        """
+        message = self.message
+        if message is None:
+            return None
+        self.header = header = header_of(message)
+        exchange = (message.delivery_info or {}).get("exchange")
+        was = carried(message) if exchange else None
+        if was is None or not was.receiver:
+            return header
+        if not header.receiver:
+            # Each copy is an execution for itself.
+            own = ids.short(f"{header.execution_id}@{was.receiver}")
+            self.header = header = header._replace(execution_id=own, receiver=was.receiver)
+            note(message, header)
+        if header.receiver != was.receiver:
+            # Another worker had parked it.
+            raise Late("is the copy of another worker")
+        return header
 
     def covers(
         self, task: Any, by: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -301,8 +323,9 @@ class Execution:
     def end_unasked(self, error: Exception | None) -> None:
         """It is over, and its locks were not asked for: clear away what waits for it, unless its
         message comes again or is that of another execution."""
-        header = self.header
-        if header is None or not header.is_awaited or isinstance(error, Aside | SentAgain):
+        if self.message is None or isinstance(error, Aside | SentAgain):
+            return
+        if not header_of(self.message).is_awaited:
             return
         # What it came by (its marker, its line) has ended what it has there.
         rooms = revocation.OF_ITS_LOCKS
@@ -369,25 +392,6 @@ class Execution:
         lease.work = Work(task, task.name, task_id, node)
         lease.parked_since = 0.0 if header is None else header.since
         return lease
-
-
-def _begin_message(message: Any) -> Header:
-    """A message's execution begins. Returns its header. Raises Late if the message is another
-    worker's copy of a broadcast."""
-    header = header_of(message)
-    exchange = (message.delivery_info or {}).get("exchange")
-    was = carried(message) if exchange else None
-    if was is None or not was.receiver:
-        return header
-    if not header.receiver:
-        # Each copy is an execution for itself.
-        own = ids.short(f"{header.execution_id}@{was.receiver}")
-        header = header._replace(execution_id=own, receiver=was.receiver)
-        note(message, header)
-    if header.receiver != was.receiver:
-        # Another worker had parked it.
-        raise Late("is the copy of another worker")
-    return header
 
 
 def _interrupted(run_body: Body, lease: Lease, make_hold: MakeHold) -> Body:

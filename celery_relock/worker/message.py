@@ -74,8 +74,8 @@ def begin_call(task: Any) -> Any | None:
 
     The next call, from inside of the body, finds the mark and is a direct call, without a request
     of its own. Whatever stands between the tracer and the body may have pushed copies of the
-    request, or put something else on Celery's stack of tasks. So all copies are marked, and nothing
-    else is looked at.
+    request, or put something else on Celery's stack of tasks. So all copies that have no mark get
+    it, and nothing else is looked at.
 
     Returns:
         The request of a message or of `apply()`; None for a direct call.
@@ -83,16 +83,23 @@ def begin_call(task: Any) -> Any | None:
     found = delivery = None
     for request in reversed(task.request_stack.stack):
         if found is None and request.id:
-            delivery = getattr(request, DELIVERY, None) or Delivery()
+            found, delivery = request, getattr(request, DELIVERY, None) or Delivery()
             if delivery.begun:
                 return None
-            delivery.begun, found = True, request
+            delivery.begun = True
         if found is not None and request.id == found.id and not hasattr(request, DELIVERY):
+            request.headers = request.headers or {}
             setattr(request, DELIVERY, delivery)
-    if found is not None and not found.is_eager:
-        reentrancy.begin(found.id)  # Celery does not reset contexts between tasks
-        if left.stack:
-            finish()  # nobody has said that those before it are over
+    if found is None or delivery is None:
+        return None
+    if not found.is_eager:
+        try:
+            reentrancy.begin(found.id)  # Celery does not reset contexts between tasks
+            if left.stack:
+                finish()  # nobody has said that those before it are over
+        except BaseException:  # a signal's
+            delivery.begun = False  # so that what waits for this message is cleared away
+            raise
     return found
 
 
@@ -221,6 +228,7 @@ def header_of(message: Any) -> Header:
 
 def note(message: Any, header: Header) -> None:
     """Keep this as the header that a message came with."""
+    message.headers = message.headers or {}
     setattr(message, _PARSED, header)
 
 

@@ -179,6 +179,17 @@ def test_a_call_that_is_sent_twice_acts_once(bursts, desk):
     assert desk.waiters(NAME) == []
 
 
+def test_a_call_that_comes_twice_after_its_burst_was_handed_out_is_counted_once(
+    bursts, bare, namespace
+):
+    bursts.call("one", call_id="c1")
+    bursts.pass_by()
+    # What it was remembered by has lapsed, or was evicted.
+    assert bare.client.delete(f"{namespace}:{{0}}:d:c1")
+    assert bursts.call("one", call_id="c1") == Parked(0)
+    assert bare.client.hget(f"{namespace}:{{0}}:meta", "parked") == b"1"
+
+
 def test_a_bound_of_what_may_be_parked_holds_for_bursts_and_not_for_calls_of_one(bursts):
     bursts.call("one", most_in_all=1)
     assert bursts.merge("two", most_in_all=1) == Parked(0)

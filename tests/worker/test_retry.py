@@ -10,6 +10,7 @@ from celery.exceptions import MaxRetriesExceededError
 
 from celery_relock.errors import LockConfigError
 from tests.support import new_namespace, wait_for
+from tests.support.messages import Message
 from tests.support.parked import lock_of, wait_until_free
 
 APP = "tests.worker.apps.retry"
@@ -57,6 +58,12 @@ def test_it_is_not_kept_for_a_retry_beyond_its_expiry(worker, account):
     worker.module.keeps.apply_async((account, 60.0), expires=2)
     _inside(worker, account, 1)
     worker.module.stranger.delay(account).get(timeout=20)
+
+
+def test_a_message_without_our_header_is_retried_from_inside_of_a_direct_call(worker, account):
+    message = Message(worker, worker.module.retries_inside, account, with_header=False)
+    message.deliver()
+    assert message.result.get(timeout=20) == "retried"
 
 
 def test_it_is_kept_from_retry_to_retry(worker, account):

@@ -29,7 +29,8 @@ from celery_relock.engine import crash, reentrancy
 from celery_relock.engine.engine import Engine
 from celery_relock.engine.protocol import KEPT, LINE
 from celery_relock.engine.renewal import keepalive
-from celery_relock.worker.delivery import finish
+from celery_relock.worker.delivery import afterwards, finish
+from celery_relock.worker.message import VERSION
 from celery_relock.worker.parking import CARRIED, Carried, RawMessage
 from tests.support.long import LONG
 from tests.support.waiting import wait_for
@@ -56,7 +57,7 @@ class Subject(NamedTuple):
     task: Any
     engine: Engine
     call: Callable[[str], Any]
-    run: Callable[[str], Any]
+    run: Callable[..., Any]
 
     def attempts(self, name: str) -> set[str]:
         """Which attempts have something of the call with this name. What is left to the next step,
@@ -90,10 +91,12 @@ def make(redis_url: str, namespace: str) -> Iterator[Make]:
         raw = RawMessage(b"[[], {}, {}]", "application/json", "utf-8", headers, {}, "", "celery")
         received = {CARRIED: Carried(raw)}
 
-        def run(name: str) -> Any:
+        def run(name: str, **header: Any) -> Any:
             # With an id, as Celery sends each step: the worker of 5.4 fails at one without.
             behind = after.si().set(task_id=uuid.uuid4().hex)
             request = {"id": name, "hostname": "here", "chain": [behind], "properties": received}
+            if header:
+                request["relock"] = {"v": VERSION, "execution_id": name, **header}
             return tracer(name, (name,), {}, request)
 
         return Subject(task, engine_of(task.app), task, run)
@@ -201,6 +204,21 @@ def test_wherever_a_time_limit_strikes_a_message_either_fails_or_is_parked(
             parked = subject.engine.inspect(name).waiting
         assert (state, parked) in (("IGNORED", 1), ("FAILURE", 0)), number
     assert number > 100
+
+
+def test_a_message_that_was_parked_and_is_struck_before_it_begins_leaves_no_place(
+    make: Make, redis_url: str, namespace: str
+) -> None:
+    def strike() -> None:
+        raise SoftTimeLimitExceeded
+
+    subject, name = make(PLAIN), uuid.uuid4().hex
+    with Lock(redis_url, name, namespace=namespace):
+        subject.run(name, attempts=0)
+        assert subject.engine.inspect(name).waiting == 1
+        afterwards(strike)  # what the message before has left
+        assert subject.run(name, attempts=1, parked=name).info.state == "FAILURE"
+        assert subject.engine.inspect(name).waiting == 0
 
 
 # The children of a process with threads do no more than a pool's child does.

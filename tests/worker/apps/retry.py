@@ -39,6 +39,15 @@ def gives_back(self, account, countdown):
         raise self.retry(countdown=countdown)
 
 
+@app.task(base=LockedTask, bind=True, lock_key=KEY, max_retries=1)
+def retries_inside(self, account, inside=False):
+    if self.request.retries:
+        return "retried"
+    if not inside:
+        return self(account, inside=True)
+    raise self.retry(countdown=0)
+
+
 class Keeps(LockedTask):
     lock_key = KEY
     lock_ttl = 2.0
