@@ -17,6 +17,7 @@ from kombu import Connection
 from kombu.exceptions import OperationalError
 
 from celery_relock import LockedTask, declaration, is_dropped, signals
+from celery_relock.declaration import engine_of
 from celery_relock.dedup import marker
 from celery_relock.engine.protocol import LINE, Conflict
 from celery_relock.errors import DuplicateTask, LockConfigError, LockUnavailable
@@ -181,6 +182,13 @@ def test_a_replaced_call_holds_up_nobody_in_its_order(worker, m, slow, task, whe
         first.get(timeout=20)
     ran = [e["more"] for e in _of(worker, slow)]
     assert ran == [["running"], ["last"], ["behind"]]
+
+
+def test_a_replaced_call_leaves_its_place_in_its_order_at_once(m, account):
+    for _ in range(2):
+        last = m.replaces_in_order.apply_async((account,), countdown=60)
+    assert engine_here(m.app).inspect(f"{LINE}account:{account}").waiting == 1
+    last.revoke()
 
 
 @pytest.mark.parametrize("kind", ["chain", "chord", "link", "retry"])
@@ -553,7 +561,8 @@ def _app(**settings):
         base=LockedTask, bind=True, lock_dedup="until_done", lock_on_unavailable="run", shared=False
     )
     def lenient(self, x):
-        return self.AsyncResult(self.request.id).state
+        there = marker.look(engine_of(self.app), marker.name_for(self.name, self.lock.names))
+        return self.AsyncResult(self.request.id).state, there is not None and there.begun
 
     app.finalize()
     return strict, lenient
@@ -629,7 +638,9 @@ def test_a_call_that_is_sent_without_a_look_for_duplicates_is_none_of_itself(
     arrives.lock_on_duplicate = policy
     trace = build_tracer(arrives.name, arrives, app=arrives.app)
     result = trace(sent.id, (1,), {}, {**message, "hostname": "here"})
-    assert result.retval == "PENDING", "it ran, and was not revoked by itself"
+    state, has_marker = result.retval
+    assert state == "PENDING", "it ran, and was not revoked by itself"
+    assert has_marker, "for as long as it runs"
 
 
 def test_a_task_that_always_runs_at_once_asks_nobody():

@@ -15,6 +15,7 @@ def test_a_lock_that_is_full_takes_no_more_and_the_others_do(desk):
     assert isinstance(desk.leave("r3", names=("a",), most=1), Parked)
     assert desk.leave("r4", names=("a",), most=1) == Full("a", 1)
     assert isinstance(desk.leave("r4", names=("b",), most=1), Parked)
+    assert isinstance(desk.leave("r3", "n2", names=("a",), most=1), Parked), "again"
 
 
 def test_all_locks_together_have_a_bound_of_messages(desk):
@@ -23,7 +24,9 @@ def test_all_locks_together_have_a_bound_of_messages(desk):
     assert isinstance(desk.leave("r1", names=("a",), text="12345", most_in_all=2), Parked)
     assert isinstance(desk.leave("r2", names=("a", "b"), text="67", most_in_all=2), Parked)
     assert desk.leave("r3", names=("c",), most_in_all=2) == Full("", 2, 7)
-    assert isinstance(desk.leave("r2", names=("a", "b"), text="67", most_in_all=2), Parked), "again"
+    for attempt in ("n", "n2"):
+        again = desk.leave("r2", attempt, names=("a", "b"), text="67", most_in_all=2)
+        assert isinstance(again, Parked), attempt
     assert counted(desk) == [2, 7]
 
     desk.withdraw("r1", remember=1)
