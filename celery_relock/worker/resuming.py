@@ -445,7 +445,9 @@ class _Door:
 
     def _tick(self) -> None:
         """Called whenever the main loop begins anew, before it sleeps."""
-        if not self.closed or not (_has_free_slot(self._worker) or _ended() > self._ended):
+        if not self.closed or not self._worker.pool.active:
+            return
+        if not (_has_free_slot(self._worker) or _ended() > self._ended):
             return
         self._worker.timer.cancel(self._timer)
         self.closed = False
@@ -478,7 +480,8 @@ def _slots(c: Any) -> int:
 
 
 def _has_free_slot(c: Any) -> bool:
-    return len(reserved_requests) < _slots(c)
+    # A cold shutdown ends the pool first, and messages still come.
+    return c.pool.active and len(reserved_requests) < _slots(c)
 
 
 def _ended() -> int:
