@@ -281,8 +281,8 @@ def _():
 
 
 @row(
-    "`Consumer.task_consumer`, `call_soon`, `timer`, `pool.num_processes`, `pool.active`, "
-    "`prefetch_multiplier`, `on_decode_error`, `blueprint`"
+    "`Consumer.task_consumer`, `call_soon`, `timer`, `pool.num_processes`, `prefetch_multiplier`, "
+    "`on_decode_error`, `blueprint`"
 )
 def _():
     app, _ = app_with_a_task()
@@ -293,12 +293,12 @@ def _():
     passes("state", consumer.blueprint)
     passes("call_repeatedly", consumer.timer)
     passes("num_processes", consumer.pool)
-    passes("active", consumer.pool)
 
 
-@row("`Consumer.controller`, `WorkController.autoscaler`")
+@row("`Consumer.controller`, `WorkController.autoscaler`, `pool.active`")
 def _():
     app, _ = app_with_a_task()
+    passes("active", worker_of(app).consumer.pool)
     passes("controller", worker_of(app).consumer)
     passes("autoscaler", worker_of(app).consumer.controller)
 
