@@ -199,6 +199,16 @@ def test_what_a_body_has_sent_ends_as_what_the_body_of_its_twin_has_sent() -> No
     assert _rules(*every, **ends, **{"t2.1": "PENDING"}) == ["open"]
 
 
+def test_a_duplicate_has_the_end_of_the_call_that_it_repeats() -> None:
+    told = {**_sent(2, "t", by="2.1").data, "tasks": ["t0"]}
+    every = [*A, *B, *C, *D, Event("sent", 1, 0.0, told), _sent(2, "p", by="2.1")]
+    workload = _loose(ENDS_OTHERWISE)
+    ends = {"t0": "PENDING", "p2.1": "SUCCESS"}
+    assert _rules(*every, **ends, workload=workload) == ["open"], "the first one"
+    workload.items[0].loose.add(STAYS_OPEN)  # as if it stored no result
+    assert _rules(*every, **ends, workload=workload) == []
+
+
 def test_where_a_worker_was_ended_bodies_are_not_counted() -> None:
     assert _rules(*A, *C, *D, calm=False) == []
     assert _rules(*A[:-1], *B, A[-1], *C, *D, calm=False) == ["overlap"]

@@ -269,9 +269,13 @@ def repeated(bodies: Sequence[Event], workload: Workload) -> Iterator[str]:
 def _ends(events: Sequence[Event], workload: Workload, states: Mapping[str, str]) -> Iterator[str]:
     # Of each item, and of what each of its bodies has sent.
     results: dict[tuple[int, str, str], list[list[str]]] = defaultdict(list)
+    first: dict[str, tuple[int, str, str]] = {}
     for event in events:
         if event.name == "sent":
-            results[event["item"], event["by"], event["prefix"]].append(event["tasks"])
+            who = event["item"], event["by"], event["prefix"]
+            # A duplicate has the result of the call before it, or none if that stores none.
+            if all(first.setdefault(task, who) == who for task in event["tasks"]):
+                results[who].append(event["tasks"])
     over = _over(events)
 
     def ends(tasks: list[str]) -> list[str]:
