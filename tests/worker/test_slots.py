@@ -5,9 +5,13 @@ from __future__ import annotations
 import itertools
 import time
 import uuid
+from types import SimpleNamespace
 
 import pytest
+from celery import Celery
+from celery.concurrency.prefork import TaskPool
 
+from celery_relock.worker import resuming
 from celery_relock.worker.resuming import TRIP
 from tests.support import wait_for
 from tests.support.parked import is_consumed, lock_of, wait_until_parked, wait_until_requeued
@@ -131,3 +135,14 @@ def test_turns_follow_each_other_though_each_slot_is_taken_at_once(start, accoun
     assert max(gaps) < 2, gaps
     assert not last.ready()
     m.app.control.purge()
+
+
+def test_a_pool_that_a_cold_shutdown_has_ended_has_no_slot_for_what_still_comes():
+    pool = TaskPool(1, app=Celery(broker="memory://", set_as_current=False))
+    worker = SimpleNamespace(pool=pool, controller=None)
+    pool.start()
+    try:
+        assert resuming._has_free_slot(worker)
+    finally:
+        pool.terminate()
+    assert not resuming._has_free_slot(worker)
