@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 
 import pytest
@@ -25,6 +25,7 @@ from celery_relock.worker.resuming import Resumer
 from tests.support import wait_for
 from tests.support.cluster import ClusterServers, is_sharded
 from tests.support.fenced import Fenced
+from tests.support.redis_server import RedisServer
 from tests.support.runs import Runs
 
 pytestmark = pytest.mark.slow
@@ -265,67 +266,68 @@ def test_a_master_that_is_gone_for_good_takes_no_patience_from_the_others(
     cluster.set_coverage(full=True)
 
 
+@contextmanager
+def gone(cluster: ClusterServers, master: RedisServer) -> Iterator[None]:
+    """A master and its replicas are gone, and come back."""
+    nodes = (*cluster.replicas_of(master), master)
+    cluster.set_coverage(full=False)
+    for node in nodes:
+        node.kill()
+    try:
+        yield
+    finally:
+        for node in reversed(nodes):
+            node.restart(keep_data=True)
+        wait_for(cluster.is_well, timeout=30)
+        cluster.set_coverage(full=True)
+
+
+def shared_and_other(cluster: ClusterServers, namespace: str) -> tuple[RedisServer, str]:
+    """The master with what all locks share: who consumes which resume queue, and the layout that
+    each process checks. And the name of a lock at another one."""
+    keys = Keys(namespace, BUCKETS)
+    first = next(f"n{i}" for i in range(1000) if keys.bucket(f"n{i}") == 0)
+    shared = cluster.master_of_lock(first, namespace)
+    names = (f"n{i}" for i in range(40))
+    return shared, next(n for n in names if cluster.master_of_lock(n, namespace) is not shared)
+
+
 def test_a_master_with_what_all_locks_share_keeps_up_none_of_the_others(
     cluster: ClusterServers, namespace: str
 ) -> None:
-    """Who consumes which resume queue, and the layout that each process checks."""
-    keys = Keys(namespace, BUCKETS)
-    first = next(f"n{i}" for i in range(1000) if keys.bucket(f"n{i}") == 0)
-    gone = cluster.master_of_lock(first, namespace)
-    name = next(
-        f"n{i}" for i in range(40) if cluster.master_of_lock(f"n{i}", namespace) is not gone
-    )
-    replicas = cluster.replicas_of(gone)
-    cluster.set_coverage(full=False)
-    for node in (*replicas, gone):
-        node.kill()
-    new = Runs(Engine(cluster.backend(namespace, patience=60.0)))
-    started = time.monotonic()
-    assert new.release(new.held(name))
-    with pytest.raises(errors.LockUnavailable):
-        new.engine.backend.consumed("a channel")
-    assert Look(new.engine.backend).get(name, 1, 1)
-    assert time.monotonic() - started < 30.0
-    for node in (gone, *replicas):
-        node.restart(keep_data=True)
-    wait_for(cluster.is_well, timeout=30)
-    cluster.set_coverage(full=True)
+    shared, name = shared_and_other(cluster, namespace)
+    with gone(cluster, shared):
+        new = Runs(Engine(cluster.backend(namespace, patience=60.0)))
+        started = time.monotonic()
+        assert new.release(new.held(name))
+        with pytest.raises(errors.LockUnavailable):
+            new.engine.backend.consumed("a channel")
+        assert Look(new.engine.backend).get(name, 1, 1)
+        assert time.monotonic() - started < 30.0
     assert not new.engine.backend.consumed("a channel")
 
 
 def test_workers_go_on_looking_while_the_master_is_gone_that_they_tell_what_they_consume(
     cluster: ClusterServers, runs: Callable[..., Runs], namespace: str
 ) -> None:
-    keys = Keys(namespace, BUCKETS)
-    first = next(f"n{i}" for i in range(1000) if keys.bucket(f"n{i}") == 0)
-    gone = cluster.master_of_lock(first, namespace)
-    name = next(
-        f"n{i}" for i in range(40) if cluster.master_of_lock(f"n{i}", namespace) is not gone
-    )
+    shared, name = shared_and_other(cluster, namespace)
     one, two = runs(), runs()
     two.engine.parking.sender = outbox = Outbox()
     holder, parked = one.held(name, lease=60.0), two.lease(name)
     assert isinstance(two.engine.park(parked, ParkRequest("text", "h", "t")), Parked)
-    replicas = cluster.replicas_of(gone)
-    cluster.set_coverage(full=False)
-    for node in (*replicas, gone):
-        node.kill()
     resumer = Resumer(two.engine, tuple, tuple)
-    resumer.start()
-    try:
-        assert one.release(holder)  # in a process that cannot publish it
 
-        def is_sent() -> bool:
-            resumer.consumes(["a channel"])  # as the worker's main loop says again and again
-            return outbox.sent == [parked.claim.execution_id]
+    def is_sent() -> bool:
+        resumer.consumes(["a channel"])  # as the worker's main loop says again and again
+        return outbox.sent == [parked.claim.execution_id]
 
-        wait_for(is_sent, timeout=30)
-    finally:
-        resumer.stop()
-        for node in (gone, *replicas):
-            node.restart(keep_data=True)
-    wait_for(cluster.is_well, timeout=30)
-    cluster.set_coverage(full=True)
+    with gone(cluster, shared):
+        resumer.start()
+        try:
+            assert one.release(holder)  # in a process that cannot publish it
+            wait_for(is_sent, timeout=30)
+        finally:
+            resumer.stop()
 
 
 def test_a_hold_whose_master_is_gone_for_good_is_lost_and_told(
