@@ -48,7 +48,7 @@ _WRAPPING = re.compile(
 )
 _CODE = re.compile(r"(?:ERR )?-?([A-Z][A-Z-]+)\b")
 _TEXTS = (
-    (r"max number of clients reached", "MAXCLIENTS"),
+    (r"max number of clients (\+ cluster connections )?reached", "MAXCLIENTS"),
     (r"\[SSL.*(CERTIFICATE|WRONG_VERSION_NUMBER|UNKNOWN_CA|PEM lib)|\[X509", "TLS"),
     (r"no cipher can be selected|no start line", "TLS"),
     (r"unknown (redis )?command", "UNKNOWN"),

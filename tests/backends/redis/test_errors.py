@@ -174,8 +174,11 @@ def _is_busy(client: redis.Redis) -> bool:
     return False
 
 
-def test_a_server_without_free_connections_is_asked_again(start: Start, connect: Connect) -> None:
-    server = start("--maxclients", "1")
+@pytest.mark.parametrize("clustered", ["no", "yes"])
+def test_a_server_without_free_connections_is_asked_again(
+    start: Start, connect: Connect, clustered: str
+) -> None:
+    server = start("--maxclients", "1", "--cluster-enabled", clustered)
     holder = connect(server.url)
     # The server may still have the connection by which its start was awaited.
     wait_for(lambda: _connects(holder), what="the one connection")
@@ -186,7 +189,7 @@ def test_a_server_without_free_connections_is_asked_again(start: Start, connect:
 def _connects(client: redis.Redis) -> bool:
     try:
         return bool(client.ping())
-    except redis.ConnectionError:
+    except redis.RedisError:
         return False
 
 
