@@ -175,9 +175,14 @@ def _end_waiting(attempt: Attempt, error: Exception | None) -> None:
     Whether it is parked cannot be known while Redis cannot be reached.
     """
     if attempt.message is not None and attempt.lease.state is not State.HELD:
-        # One that is rejected may be brought back, and is to run then.
-        remember = None if is_acknowledged(attempt.task, error) else 0.0
-        withdraw_later(attempt.engine, attempt.lease.claim.execution_id, remember)
+        execution_id = attempt.lease.claim.execution_id
+        withdraw_later(attempt.engine, execution_id, _remembered(attempt, error))
+
+
+def _remembered(attempt: Attempt, error: Exception | None) -> float | None:
+    """For how long the end of an execution that fails so is remembered: a message that is rejected
+    may be brought back, and is to run then."""
+    return None if is_acknowledged(attempt.task, error) else 0.0
 
 
 def withdraw_later(engine: Engine, execution_id: str, remember: float | None = None) -> None:
@@ -190,7 +195,8 @@ def withdraw_later(engine: Engine, execution_id: str, remember: float | None = N
 def _refuse(attempt: Attempt, answer: Conflict | Duplicate, error: Exception) -> NoReturn:
     """End an execution without its lock; one that was parked is withdrawn."""
     if isinstance(answer, Conflict) and answer.parked:
-        attempt.engine.parking.withdraw(attempt.lease.claim.execution_id)
+        execution_id = attempt.lease.claim.execution_id
+        attempt.engine.parking.withdraw(execution_id, _remembered(attempt, error))
     raise error
 
 
@@ -374,8 +380,9 @@ def _try_later(attempt: Attempt, pause: float, error: RelockError) -> None:
     sent = SentAgain(f"{error}; again in {pause:.1f} s", exc=error, when=pause)
     try:
         again = sent_again(attempt.task, attempt.message, pause)
-    except SoftTimeLimitExceeded:
-        call_off(attempt)
+    except SoftTimeLimitExceeded as limit:
+        if is_acknowledged(attempt.task, limit):
+            call_off(attempt)
         raise
     if again:
         lease, header = attempt.lease, header_of(attempt.message)

@@ -206,3 +206,15 @@ def test_a_message_that_the_broker_brings_back_on_purpose_runs_again(
     module.work.apply_async((account,), queue="classic")
     _told(worker, "seen", account=account)
     assert len(worker.journal.events("tried", id=sent.id)) == 3
+
+
+def test_a_message_that_is_rejected_as_it_has_waited_too_long_runs_when_the_broker_brings_it_back(
+    worker, account, held
+):
+    module = worker.module
+    with module.app.connection_for_write() as connection:
+        module.resting(connection.default_channel).declare()
+    sent = module.fails_unacknowledged_after_a_wait.apply_async((account,), queue="comes-back")
+    worker.journal.wait_for("over", 20, id=sent.id, state="FAILURE")
+    held.release()
+    worker.journal.wait_for("tried", 20, id=sent.id)

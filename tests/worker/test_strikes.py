@@ -20,12 +20,13 @@ from celery import Celery
 from celery._state import _task_stack
 from celery.app.trace import build_tracer
 from celery.exceptions import SoftTimeLimitExceeded
+from redis import Redis
 
 import celery_relock
 from celery_relock import Lock, LockedTask
 from celery_relock.declaration import engine_of
 from celery_relock.dedup import marker
-from celery_relock.engine import crash, reentrancy
+from celery_relock.engine import crash, ids, reentrancy
 from celery_relock.engine.engine import Engine
 from celery_relock.engine.protocol import KEPT, LINE
 from celery_relock.engine.renewal import keepalive
@@ -203,6 +204,31 @@ def test_wherever_a_time_limit_strikes_a_message_either_fails_or_is_parked(
             wait_for(lambda: not subject.engine.later._calls, what="what is withdrawn")
             parked = subject.engine.inspect(name).waiting
         assert (state, parked) in (("IGNORED", 1), ("FAILURE", 0)), number
+    assert number > 100
+
+
+@ends_a_generator
+@pytest.mark.parametrize("policy", ["wait", "retry"])
+def test_wherever_a_time_limit_strikes_a_message_that_is_rejected_can_be_brought_back(
+    make: Make, redis_url: str, namespace: str, client: Redis, policy: str
+) -> None:
+    """As by a dead-letter queue: its execution does not count as ended."""
+    rejected = {"acks_late": True, "acks_on_failure_or_timeout": False}
+    subject = make({**rejected, "lock_on_conflict": policy})
+
+    def run_it() -> tuple[list[int], str]:
+        with striking(number, SoftTimeLimitExceeded) as struck:
+            state = subject.run(name, attempts=0).info.state
+        return struck, state
+
+    number, struck = 0, [0]
+    while struck:  # until a call comes to its end
+        number, name = number + 1, uuid.uuid4().hex
+        with Lock(redis_url, name, namespace=namespace):
+            struck, state = Context().run(run_it)
+            wait_for(lambda: not subject.engine.later._calls, what="what is withdrawn")
+        tombstone = client.get(subject.engine.backend.keys.tombstone(ids.short(name), 0)) or b""
+        assert state != "FAILURE" or not tombstone.startswith(b"*"), number
     assert number > 100
 
 

@@ -117,6 +117,12 @@ def fails_unacknowledged(self: Any, account: str) -> str:
     return _third_time(self, account, ValueError("not yet"))
 
 
+@app.task(**REJECTED, acks_on_failure_or_timeout=False, lock_max_wait=0.5)
+def fails_unacknowledged_after_a_wait(self: Any, account: str) -> None:
+    with holding(journal, self.lock):
+        journal.add("tried", account=account, id=self.request.id)
+
+
 @app.task
 def note(account: str) -> None:
     journal.add("noted", account=account)
