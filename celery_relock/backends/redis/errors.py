@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis.exceptions as errors
 
@@ -20,25 +20,84 @@ class TooFewReplicas(errors.RedisError):
     """Fewer replicas than required have acknowledged a write."""
 
 
-# redis-py strips the code from the text of some errors and keeps the class. Which errors differs
-# between versions, so look for a code in both.
-_CLASSES = {
-    "TooFewReplicas": "TOOFEW",
-    "AuthenticationError": "NOAUTH",
-    "AuthorizationError": "NOPERM",
-    "AuthenticationWrongNumberOfArgsError": "NOAUTH",
-    "BusyLoadingError": "LOADING",
-    "OutOfMemoryError": "OOM",
-    "ReadOnlyError": "READONLY",
-    "NoPermissionError": "NOPERM",
-    "MasterDownError": "MASTERDOWN",
-    "ClusterDownError": "CLUSTERDOWN",
-    "TryAgainError": "TRYAGAIN",
-    "MovedError": "MOVED",
-    "AskError": "MOVED",
-    "ClusterCrossSlotError": "MOVED",
-    "InvalidResponse": "NOT-REDIS",
+# The faults of servers, by all their names: what is wrong and what to do. A name is the code that
+# the server's answer begins with; or a class of redis-py, which strips the code from the text of
+# some errors (of which, differs between versions); or a word of ours, in lower case, where there is
+# neither. These pass within seconds …
+_SOON = {
+    "READONLY ReadOnlyError": "this Redis is a read-only replica: a failover is going on, or the "
+    "URL is not the master's",
+    "MASTERDOWN MasterDownError": "this Redis is a replica that has lost its master",
+    "UNBLOCKED": "this Redis has just become a replica",
+    "LOADING BusyLoadingError": "Redis has just started and still loads its data",
+    "BUSY": "Redis is busy with a long script: see SCRIPT KILL, and find out who runs the script",
+    # After a failover replicas need a moment to find the new master.
+    "NOREPLICAS": "Redis has too few replicas to accept writes (min-replicas-to-write)",
+    "TooFewReplicas": "too few replicas have acknowledged the write (relock_min_replicas), so it "
+    "is not valid: see INFO replication",
+    "CLUSTERDOWN ClusterDownError": "the Redis Cluster is down, or no node serves this slot",
+    "TRYAGAIN TryAgainError": "the Redis Cluster is moving this slot",
+    "full": "Redis has no connection left (maxclients)",
 }
+# … these take longer …
+_LATER = {
+    "OOM OutOfMemoryError": "Redis is out of memory (maxmemory) and accepts no writes: raise "
+    "maxmemory, or delete data",
+    "MISCONF": "Redis cannot save to its disk and accepts no writes: see its log",
+    "killed": "the script was stopped with SCRIPT KILL",
+    "InvalidResponse": "the server there does not speak Redis's protocol: check host and port",
+}
+# … and with these no later try helps.
+_NEVER = {
+    "NOAUTH WRONGPASS AuthenticationError AuthenticationWrongNumberOfArgsError": "Redis refuses "
+    "the login: check user and password in relock_url (or in the URL of the result backend or the "
+    "broker); write special characters as %40 and so on",
+    "NOPERM NoPermissionError AuthorizationError": "this Redis user lacks permissions that locks "
+    "need: give it the keys ~<namespace>:*, the channels &<namespace>:* and the commands "
+    "+@connection +@read +@write +@scripting +@pubsub +time +info (ACL SETUSER), or the shorter "
+    "list under 'A user and a password' in the docs",
+    "WRONGTYPE RELOCK-FOREIGN": "a key is in use for something else; nothing was overwritten. Set "
+    "relock_namespace to a prefix of your own",
+    "junk": "a number that locks keep in Redis was overwritten by something else. Look into the "
+    "hash <namespace>:{…}:meta: delete its field that is no number (fence, parked, bytes or clock; "
+    "HDEL), and set relock_namespace to a prefix of your own",
+    "unknown": "the server does not know a command that locks need: use Redis 6.2 or newer, or "
+    "Valkey, without renamed commands",
+    "database": "Redis does not have the database that the URL names",
+    "MOVED ASK CROSSSLOT MovedError AskError ClusterCrossSlotError": "this is one node of a Redis "
+    "Cluster: set relock_url to redis+cluster://host:port,host:port with some of its nodes",
+    "DENIED": "Redis is in protected mode and refuses connections from other machines",
+    "tls": "the TLS connection failed: check rediss:// and the ssl_ options (relock_use_ssl)",
+    "NOSCRIPT": "Redis does not keep scripts",
+}
+# Which fault it is if the answer begins with no code.
+_TEXTS = (
+    (r"max number of clients (\+ cluster connections )?reached", "full"),
+    (r"\[SSL.*(CERTIFICATE|WRONG_VERSION_NUMBER|UNKNOWN_CA|PEM lib)|\[X509", "tls"),
+    (r"no cipher can be selected|no start line", "tls"),
+    (r"unknown (redis )?command", "unknown"),
+    (r"the user executing the script can't|no permissions", "NOPERM"),
+    (r"DB index is out of range|SELECT is not allowed", "database"),
+    (r"without any password configured|no password is set|invalid password", "NOAUTH"),
+    (r"script killed by user", "killed"),
+    (r"attempt to (perform arithmetic|compare)|value is not an integer", "junk"),
+    (r"WAIT cannot be used with replica", "READONLY"),  # since a moment ago
+)
+
+
+class _Fault(NamedTuple):
+    code: str
+    passes: str
+    says: str
+
+
+_FAULTS = {
+    name: _Fault(names.split()[0], passes, says)
+    for passes, faults in (("soon", _SOON), ("later", _LATER), ("never", _NEVER))
+    for names, says in faults.items()
+    for name in names.split()
+}
+
 # An error inside a script comes wrapped. Redis 6.2: `Error running script (call to f_<sha>):
 # @user_script:1: @user_script: 1: -OOM command …`; since 7.0: `OOM command … script: <sha>, on
 # @user_script:1.`
@@ -47,72 +106,11 @@ _WRAPPING = re.compile(
     r"| script: [0-9a-f]+, on @user_script:\d+\.$"
 )
 _CODE = re.compile(r"(?:ERR )?-?([A-Z][A-Z-]+)\b")
-_TEXTS = (
-    (r"max number of clients (\+ cluster connections )?reached", "MAXCLIENTS"),
-    (r"\[SSL.*(CERTIFICATE|WRONG_VERSION_NUMBER|UNKNOWN_CA|PEM lib)|\[X509", "TLS"),
-    (r"no cipher can be selected|no start line", "TLS"),
-    (r"unknown (redis )?command", "UNKNOWN"),
-    (r"the user executing the script can't|no permissions", "NOPERM"),
-    (r"DB index is out of range|SELECT is not allowed", "DATABASE"),
-    (r"without any password configured|no password is set|invalid password", "NOAUTH"),
-    (r"script killed by user", "KILLED"),
-    (r"attempt to (perform arithmetic|compare)|value is not an integer", "JUNK"),
-    (r"WAIT cannot be used with replica", "READONLY"),  # since a moment ago
-)
-
-# code: what is wrong and what to do. A later try can help with these …
-_FOR_NOW = {
-    "READONLY": "this Redis is a read-only replica: a failover is going on, or the URL is not the "
-    "master's",
-    "OOM": "Redis is out of memory (maxmemory) and accepts no writes: raise maxmemory, or delete "
-    "data",
-    "LOADING": "Redis has just started and still loads its data",
-    "MASTERDOWN": "this Redis is a replica that has lost its master",
-    "BUSY": "Redis is busy with a long script: see SCRIPT KILL, and find out who runs the script",
-    "KILLED": "the script was stopped with SCRIPT KILL",
-    "NOREPLICAS": "Redis has too few replicas to accept writes (min-replicas-to-write)",
-    "TOOFEW": "too few replicas have acknowledged the write (relock_min_replicas), so it is not "
-    "valid: see INFO replication",
-    "UNBLOCKED": "this Redis has just become a replica",
-    "CLUSTERDOWN": "the Redis Cluster is down, or no node serves this slot",
-    "TRYAGAIN": "the Redis Cluster is moving this slot",
-    "MISCONF": "Redis cannot save to its disk and accepts no writes: see its log",
-    "MAXCLIENTS": "Redis has no connection left (maxclients)",
-    "NOT-REDIS": "the server there does not speak Redis's protocol: check host and port",
-}
-# … and will not help with these.
-_FOR_GOOD = {
-    "NOAUTH": "Redis refuses the login: check user and password in relock_url (or in the URL of "
-    "the result backend or the broker); write special characters as %40 and so on",
-    "NOPERM": "this Redis user lacks permissions that locks need: give it the keys ~<namespace>:*, "
-    "the channels &<namespace>:* and the commands +@connection +@read +@write +@scripting +@pubsub "
-    "+time +info (ACL SETUSER), or the shorter list under 'A user and a password' in the docs",
-    "WRONGTYPE": "a key is in use for something else; nothing was overwritten. Set "
-    "relock_namespace to a prefix of your own",
-    "JUNK": "a number that locks keep in Redis was overwritten by something else. Look into the "
-    "hash <namespace>:{…}:meta: delete its field that is no number (fence, parked, bytes or clock; "
-    "HDEL), and set relock_namespace to a prefix of your own",
-    "UNKNOWN": "the server does not know a command that locks need: use Redis 6.2 or newer, or "
-    "Valkey, without renamed commands",
-    "DATABASE": "Redis does not have the database that the URL names",
-    "MOVED": "this is one node of a Redis Cluster: set relock_url to "
-    "redis+cluster://host:port,host:port with some of its nodes",
-    "DENIED": "Redis is in protected mode and refuses connections from other machines",
-    "TLS": "the TLS connection failed: check rediss:// and the ssl_ options (relock_use_ssl)",
-    "NOSCRIPT": "Redis does not keep scripts",
-}
 _AWAY = "Redis cannot be reached: check that it runs, and the address"
 # What a verb does, where its name does not say so to a person.
 _DOES = {"place": "take a place in", "debounce": "look for", "force_release": "release"}
 # What a name stands for that is not a lock's own.
 _WHAT = {MARKER: "the dedup marker for", DEBOUNCE: "the burst of calls for", LINE: "the order of"}
-_FOR_GOOD["WRONGPASS"] = _FOR_GOOD["NOAUTH"]
-_FOR_GOOD["RELOCK-FOREIGN"] = _FOR_GOOD["WRONGTYPE"]
-_FOR_GOOD["CROSSSLOT"] = _FOR_GOOD["ASK"] = _FOR_GOOD["MOVED"]
-
-# What takes longer than seconds to pass. (Too few replicas do not: after a failover they need a
-# moment to find the new master.)
-_LASTING = ("OOM", "KILLED", "MISCONF", "NOT-REDIS")
 
 # Who has the permissions that locks need may lack these.
 _TO_LOOK = re.compile(r"'(h?scan)' command")
@@ -156,10 +154,9 @@ def translate(error: Exception) -> RelockError:
             f"this Redis user lacks +{lacks[1]}, which locks do not need, but a look at all of "
             f"them does: ACL SETUSER … +{lacks[1]} ({said})"
         )
-    if code in _FOR_GOOD:
-        return LockConfigError(f"{_FOR_GOOD[code]} ({said})")
-    if code in _FOR_NOW:
-        return LockUnavailable(f"{_FOR_NOW[code]} ({said})")
+    if fault := _FAULTS.get(code):
+        kind = LockConfigError if fault.passes == "never" else LockUnavailable
+        return kind(f"{fault.says} ({said})")
     if _is_of_the_way(error):
         return LockUnavailable(f"{_AWAY} ({said})")
     return LockConfigError(f"Redis refused the command ({error!r}: {error})")
@@ -190,17 +187,15 @@ def demoted(error: Exception) -> bool:
 
 def passes(error: Exception) -> bool:
     """Whether the same command can succeed within seconds."""
-    code = _code(error)
-    if code in _FOR_NOW:
-        return code not in _LASTING
-    return code not in _FOR_GOOD and _is_of_the_way(error)
+    fault = _FAULTS.get(_code(error))
+    return _is_of_the_way(error) if fault is None else fault.passes == "soon"
 
 
 def forbids(error: Exception, *, is_old: bool = True) -> bool:
     """Whether an error says that the Redis user lacks a permission; or, unless the command is newer
     than some servers, that the server does not have it: a managed one may hide CONFIG."""
     code = _code(error)
-    return code == "NOPERM" or (is_old and code == "UNKNOWN")
+    return code == "NOPERM" or (is_old and code == "unknown")
 
 
 def check_server(info: Mapping[str, Any]) -> None:
@@ -229,13 +224,11 @@ def _is_of_the_way(error: Exception) -> bool:
 
 
 def _code(error: Exception) -> str:
-    """The code of a Redis error, or a code of ours for an error without one; "" if unknown."""
-    for kind in type(error).__mro__:
-        if kind.__name__ in _CLASSES:
-            return _CLASSES[kind.__name__]
+    """The code of a Redis error, or a word of ours for an error without one; "" if unknown."""
     text = _WRAPPING.sub("", str(error))
-    found = _CODE.match(text)
-    if found and (found[1] in _FOR_NOW or found[1] in _FOR_GOOD):
-        return found[1]
+    code = _CODE.match(text)
+    for name in (*(kind.__name__ for kind in type(error).__mro__), code[1] if code else ""):
+        if name in _FAULTS:
+            return _FAULTS[name].code
     said = (code for pattern, code in _TEXTS if re.search(pattern, text, re.IGNORECASE))
     return next(said, "")
