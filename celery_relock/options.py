@@ -172,7 +172,7 @@ class LockOptions:
     on_conflict: Any = _option(
         "wait",
         _either(_word(*POLICIES), _function("conflict")),
-        "'wait', 'block', 'retry', 'drop', 'raise', or a callable of the conflict",
+        f"{', '.join(map(repr, POLICIES))}, or a callable of the conflict",
     )
     # Seconds an execution waits for its lock before it fails with `LockConflict`.
     max_wait: float | None = _option(

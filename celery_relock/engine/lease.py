@@ -89,14 +89,14 @@ class Lease:
         reliers: how many calls on its call stack have re-entered it, and rely on it.
         successor: the execution that the hold is left to, instead of being released.
         waits_since: when the execution first had to wait in this process; 0 if it did not.
-        parked_since: the same for one whose message was sent again, in seconds since the epoch.
+        put_off_since: the same for one whose message was sent again, in seconds since the epoch.
         held_since: when the hold began; 0 before.
     """
 
     __slots__ = (
         "_believed_at_most", "_bell", "_granted_early", "_lost", "backend", "claim", "deadline",
         "due", "fences", "for_any_thread", "held_since", "holder", "listen_at", "lost_by",
-        "of_workflow", "on_lost", "open_inbox", "parked_since", "pid", "reentered", "reliers",
+        "of_workflow", "on_lost", "open_inbox", "pid", "put_off_since", "reentered", "reliers",
         "renewed", "renews", "repeated", "state", "successor", "thread", "waiter_lease",
         "waits_since", "work",
     )  # fmt: skip
@@ -118,7 +118,7 @@ class Lease:
         self.of_workflow = False
         self.renews = True
         self.deadline = self.due = self.renewed = 0.0
-        self.waits_since = self.parked_since = self.held_since = 0.0
+        self.waits_since = self.put_off_since = self.held_since = 0.0
         self.listen_at = math.inf
         self.holder: Callable[[], object] | None = None
         self.work: Work | None = None
@@ -463,14 +463,16 @@ class Lease:
             of, fence = self.claim, max(self.fences, default=0)
             reentered = bool(self.reentered) and all(self.reentered)
             told = of.names, of.execution_id, of.owner, fence, reason, since, self.work
-            tell(LockEvent(kind, *told, self._waited(), self._held(), reentered, policy))
+            tell(LockEvent(kind, *told, self.waited, self._held(), reentered, policy))
 
-    def _waited(self) -> float:
+    @property
+    def waited(self) -> float:
+        """Seconds for which the execution has had to wait until it held its locks, or until now."""
         until = self.held_since or time.monotonic()
         here = until - self.waits_since if self.waits_since else 0.0
-        if not self.parked_since:
+        if not self.put_off_since:
             return here
-        return max(here, time.time() - self.parked_since - self._held())
+        return max(here, time.time() - self.put_off_since - self._held())
 
     def _held(self) -> float:
         return time.monotonic() - self.held_since if self.held_since else 0.0

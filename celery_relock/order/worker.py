@@ -89,7 +89,7 @@ class _HeldLine(HeldBeside):
         )
         self.lease = _LineLease(claim, self.engine.backend)
         self.lease.work = work_for(task, message)
-        self.lease.parked_since = header.since
+        self.lease.put_off_since = header.since
 
     @property
     def is_for_retries(self) -> bool:
@@ -188,7 +188,7 @@ class _LineLease(Lease):
         of = self.claim
         names = tuple(name.removeprefix(LINE) for name in of.names)
         told = (names, of.execution_id, "", 0, reason, since, self.work)
-        events.tell(LockEvent(kind, *told, self._waited(), policy=policy))
+        events.tell(LockEvent(kind, *told, self.waited, policy=policy))
 
 
 def clear_away(

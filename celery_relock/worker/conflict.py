@@ -2,8 +2,11 @@
 
 From top to bottom:
 
-    obtain       acquire, or wait, block, retry, drop, raise
-    _decide      what the answer and the task's policy make of it
+    obtain       acquire, or wait, block, retry, drop, raise; what to do without Redis
+    _decide      what the answer and the task's policy make of it: one function for each
+    consumes_here   who must never wait
+    _claim_anew  a late copy of an execution that has ended: whether it runs all the same
+    call_off     an execution that ends, or does not come: what is kept for it, and its copies
     pause_for    how long to wait, and until the next try
     release      at the end
 """
@@ -54,7 +57,7 @@ from ..options import POLICIES, WAITS, LockOptions
 from .delivery import delivery_of
 from .events import show
 from .message import header_of, moment, note, running_request
-from .parking import park_request, sent_again
+from .parking import park_request, send_again
 from .states import (
     Dropped,
     Late,
@@ -79,7 +82,7 @@ class Attempt(NamedTuple):
     Attributes:
         message: the request of the message that is run; None for an inline or eager call, which
             can neither be parked nor sent again.
-        left: the fencing tokens of permits that are left to it. Of a retry that comes early, the
+        kept_fences: the fencing tokens of what was left to it. Of a retry that comes early, the
             attempt before has one yet: that is waited for, whatever the options say.
     """
 
@@ -88,7 +91,7 @@ class Attempt(NamedTuple):
     lease: Lease
     options: LockOptions
     message: Any | None
-    left: Collection[int] = ()
+    kept_fences: Collection[int] = ()
 
 
 def obtain(attempt: Attempt) -> Held | None:
@@ -107,11 +110,11 @@ def obtain(attempt: Attempt) -> Held | None:
         LockUnavailable, LockConfigError: from the backend.
     """
     task, engine, lease, options, message, _ = attempt
-    if lease.parked_since and message is not None and _has_failed(task, message):
+    if lease.put_off_since and message is not None and _has_failed(task, message):
         withdraw_later(engine, lease.claim.execution_id)
         raise Late("has ended already: it failed while its place could not be removed")
     waits = _waits_in_its_slot(options.on_conflict, message)
-    wait = _wait_in_slot(attempt) if waits else 0.0
+    wait = _patience_in_slot(attempt) if waits else 0.0
     while True:
         try:
             answer = engine.acquire(lease, wait)
@@ -209,27 +212,32 @@ def _decide(attempt: Attempt, answer: Conflict | Duplicate | Ended | Deadlocked)
         return None
     if isinstance(answer, Deadlocked):
         raise deadlock(attempt, answer)
-    error = _conflict(attempt, answer)
+    error = _conflict_error(attempt, answer)
     copy = answer if isinstance(answer, Duplicate) and message is not None else None
     policy = "duplicate" if copy is not None else _policy(options, answer, error)
-    if policy not in WAITS and isinstance(answer, Conflict) and answer.fence in attempt.left:
+    if policy not in WAITS and isinstance(answer, Conflict) and answer.fence in attempt.kept_fences:
         policy = "wait"
     attempt.lease.tell("conflict", error.reason, policy=_as_done(policy, attempt))
     if copy is not None:
         return _wait_behind(attempt, copy, error)
     if policy in WAITS:
         _warn_of_an_ancestor(attempt, answer)
-    if policy == "drop":
-        attempt.lease.tell("dropped", error.reason)
-        _refuse(attempt, answer, Dropped(error))
     if policy == "wait" and message is not None:
         return _park(attempt, answer, error)
     if policy == "retry" and message is not None:
         return _send_again(attempt, answer, error)
     if callable(options.on_conflict) and policy in WAITS:
         # The policy was not known when the lock was first asked for, without a wait.
-        return _stay(attempt, _wait_in_slot(attempt), error)
-    _refuse(attempt, answer, error)
+        return _stay(attempt, _patience_in_slot(attempt), error)
+    _refuse(attempt, answer, _ending(policy, attempt, error))
+
+
+def _ending(policy: str, attempt: Attempt, error: LockConflict) -> Exception:
+    """What an execution that does not wait ends with."""
+    if policy == "drop":
+        attempt.lease.tell("dropped", error.reason)
+        return Dropped(error)
+    return error
 
 
 def _waits_in_its_slot(policy: Any, message: Any | None) -> bool:
@@ -237,12 +245,12 @@ def _waits_in_its_slot(policy: Any, message: Any | None) -> bool:
     return policy == "block" or (message is None and policy in ("wait", "retry"))
 
 
-def _wait_in_slot(attempt: Attempt) -> float:
+def _patience_in_slot(attempt: Attempt) -> float:
     """For how many seconds it can wait there: what is left of `lock_max_wait`, or the default."""
     if consumes_here() and running_request() is None:
         return 0.0
     message, options = attempt.message, attempt.options
-    left = None if message is None else left_of(message, options)
+    left = None if message is None else seconds_left(message, options)
     return options.patience if left is None else max(left, 0.0)
 
 
@@ -298,7 +306,7 @@ def _as_done(policy: str, attempt: Attempt) -> str:
     if attempt.lease.waits_since:
         return "block"
     if policy in ("wait", "retry") and attempt.message is not None:
-        left = left_of(attempt.message, attempt.options)
+        left = seconds_left(attempt.message, attempt.options)
         return "raise" if left is not None and left <= 0 else policy
     waits = _waits_in_its_slot(policy, attempt.message)
     return "raise" if waits and not callable(attempt.options.on_conflict) else policy
@@ -312,26 +320,26 @@ def _wait_behind(attempt: Attempt, answer: Duplicate, error: LockConflict) -> He
     """
     policy, message, found = attempt.options.on_conflict, attempt.message, None
     if policy == "wait" or callable(policy):
-        found = _parked(attempt, None)
+        found = _try_to_park(attempt, None)
     if isinstance(found, Held):
         return found
     if isinstance(found, Ended):
         return None
     pause = min(max(answer.remaining, FIRST_PAUSE), LONGEST_PAUSE)
-    if isinstance(found, Parked) or sent_again(attempt.task, message, pause):
+    if isinstance(found, Parked) or send_again(attempt.task, message, pause):
         raise Waits(f"waits: {error.reason}")
     return _stay(attempt, None, error)
 
 
 def _park(attempt: Attempt, answer: Conflict | Duplicate, error: LockConflict) -> Held | None:
     message: Any = attempt.message
-    left = left_of(message, attempt.options)
+    left = seconds_left(message, attempt.options)
     if left is not None and left <= 0:
         _refuse(attempt, answer, error)
     if not (isinstance(answer, Conflict) and answer.parked):
         # Before it is parked: afterwards it may have been resumed, and its result been stored.
         show_blocked(attempt.task, message, error, answer)
-    found = _parked(attempt, left)
+    found = _try_to_park(attempt, left)
     if not isinstance(found, Parked):
         show(attempt.task, message.id, STARTED)  # it goes on in its slot
     if isinstance(found, Held):
@@ -345,7 +353,7 @@ def _park(attempt: Attempt, answer: Conflict | Duplicate, error: LockConflict) -
     return _send_again(attempt, answer, error) if found is None else None
 
 
-def _parked(attempt: Attempt, left: float | None) -> ParkAnswer | None:
+def _try_to_park(attempt: Attempt, left: float | None) -> ParkAnswer | None:
     """Park the message. None: it cannot be parked."""
     task, engine, lease, options, message, _ = attempt
     bounds = {"patience": seconds_to_resume(left, message), "most": options.max_parked}
@@ -370,7 +378,7 @@ def _send_again(attempt: Attempt, answer: Conflict | Duplicate, error: LockConfl
     if pause is None:
         _refuse(attempt, answer, error)
     _try_later(attempt, pause, error)
-    return _stay(attempt, left_of(message, attempt.options), error)
+    return _stay(attempt, seconds_left(message, attempt.options), error)
 
 
 def _try_later(attempt: Attempt, pause: float, error: RelockError) -> None:
@@ -379,7 +387,7 @@ def _try_later(attempt: Attempt, pause: float, error: RelockError) -> None:
     # Before it is sent: a time limit that strikes from then on would let it fail, and run later.
     sent = SentAgain(f"{error}; again in {pause:.1f} s", exc=error, when=pause)
     try:
-        again = sent_again(attempt.task, attempt.message, pause)
+        again = send_again(attempt.task, attempt.message, pause)
     except SoftTimeLimitExceeded as limit:
         if is_acknowledged(attempt.task, limit):
             call_off(attempt)
@@ -408,7 +416,7 @@ def _stay(attempt: Attempt, wait: float | None, error: LockConflict) -> Held:
     _refuse(attempt, answer, error)
 
 
-def _conflict(attempt: Attempt, answer: Conflict | Duplicate) -> LockConflict:
+def _conflict_error(attempt: Attempt, answer: Conflict | Duplicate) -> LockConflict:
     options, text = attempt.options, describe_conflict(attempt.lease.claim.names[0], answer)
     busy = answer if isinstance(answer, Conflict) else None
     mine = _own_share(answer)
@@ -564,11 +572,11 @@ def _has_sent_its_retry(message: Any, error: object) -> bool:
 def pause_for(message: Any, options: LockOptions) -> float | None:
     """Seconds until the message is to be sent again, None when `lock_max_wait` is over."""
     pause = pause_before(header_of(message).attempts + 1)
-    left = left_of(message, options)
+    left = seconds_left(message, options)
     return pause if left is None else min(pause, left) if left > 0 else None
 
 
-def left_of(message: Any, options: LockOptions) -> float | None:
+def seconds_left(message: Any, options: LockOptions) -> float | None:
     """Seconds that are left of `lock_max_wait`; None without one."""
     if options.max_wait is None:
         return None

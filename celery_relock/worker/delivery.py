@@ -97,17 +97,17 @@ def retry_of(request: Any) -> Retried | None:
 
 #: What to call when the message that this thread or greenlet executes is over: when Celery has
 #: published what comes after it, and stored its result, or that it is retried.
-left = LocalStack()
+to_finish = LocalStack()
 
 
 def afterwards(call: Callable[[], None]) -> None:
     """Call a function when `task_retry` or `task_postrun` says that the message is over."""
-    left.push(call)
+    to_finish.push(call)
 
 
 def finish() -> None:
     """The messages that have begun here are over: make the calls that were left for then."""
-    calls = [left.pop() for _ in [*left.stack]]
+    calls = [to_finish.pop() for _ in [*to_finish.stack]]
     struck = None
     for call in reversed(calls):
         try:

@@ -44,7 +44,7 @@ from ..workflow import steps
 from . import company, retry, revocation, unlocked
 from . import events as worker_events
 from .conflict import Attempt, call_off, obtain, release
-from .delivery import DELIVERY, afterwards, finish, left
+from .delivery import DELIVERY, afterwards, finish, to_finish
 from .message import (
     ENTER,
     Header,
@@ -373,6 +373,7 @@ class Execution:
     def _lease(self, engine: Engine, names: tuple[str, ...], stuck: tuple[str, ...]) -> Lease:
         """What is asked for."""
         options, header, task = self.declared.options, self.header, self.task
+        # As `worker_events.work_for`, written out: that is a call on the way of each task.
         known = self.request or running_request()  # a direct call is found by whose it is
         task_id, node = ("", "") if known is None else (known.id, known.hostname or "")
         claim = Claim(
@@ -390,7 +391,7 @@ class Execution:
         )
         lease = engine.lease(claim)
         lease.work = Work(task, task.name, task_id, node)
-        lease.parked_since = 0.0 if header is None else header.since
+        lease.put_off_since = 0.0 if header is None else header.since
         return lease
 
 
@@ -427,7 +428,7 @@ def _over(
     request = task.request_stack.top
     if request is None or request.id != task_id or request.is_eager:
         return
-    if left.stack:
+    if to_finish.stack:
         finish()
     if has_begun(request):
         if task.acks_late and isinstance(sys.exc_info()[1], Reject):  # the signal is sent meanwhile
@@ -445,7 +446,7 @@ def _over(
 def _retried(request: Any = None, **_: Any) -> None:
     """Celery has stored that a retry was sent: only now is that let go, see `has_retried`."""
     running = running_request()
-    if left.stack and running is not None and running.id == request.id:
+    if to_finish.stack and running is not None and running.id == request.id:
         finish()
 
 

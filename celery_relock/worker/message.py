@@ -30,7 +30,7 @@ from ..errors import LockConfigError
 from ..naming.callables import called
 from ..options import OPTION_NAMES, unknown
 from ..settings import name_prefix
-from .delivery import DELIVERY, Delivery, delivery_of, finish, left
+from .delivery import DELIVERY, Delivery, delivery_of, finish, to_finish
 
 #: The name of our header in a message.
 HEADER = "relock"
@@ -95,7 +95,7 @@ def begin_call(task: Any) -> Any | None:
     if not found.is_eager:
         try:
             reentrancy.begin(found.id)  # Celery does not reset contexts between tasks
-            if left.stack:
+            if to_finish.stack:
                 finish()  # nobody has said that those before it are over
         except BaseException:  # a signal's
             delivery.begun = False  # so that what waits for this message is cleared away

@@ -519,7 +519,7 @@ def _homes_of(app: Celery) -> dict[str, str]:
     return _homes[app]
 
 
-def sent_again(task: Any, message: Any, pause: float) -> bool:
+def send_again(task: Any, message: Any, pause: float) -> bool:
     """Send a message again, to come back after a pause in seconds. False if that failed, which is
     logged."""
     try:

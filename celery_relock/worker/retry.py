@@ -99,7 +99,7 @@ def obtain_kept(attempt: Attempt) -> Held | None:
     clear = partial(clear_away, attempt.engine, attempt.message, None)
     try:
         kept = [fence for _, fence in header_of(attempt.message).kept]
-        held = obtain(attempt._replace(left=kept))
+        held = obtain(attempt._replace(kept_fences=kept))
     except Exception as error:
         if is_given_up(attempt.task, error):
             attempt.engine.later.add(clear)  # not here: perhaps Redis cannot be reached

@@ -148,7 +148,7 @@ def _acquire(task: Any, message: Any, spec: Mapping[str, Any]) -> None:
         return  # the workflow lock around this one holds them
     lease = _lease(engine, names, options, message)
     lease.work = work_for(task, message)
-    lease.parked_since = header_of(message).since
+    lease.put_off_since = header_of(message).since
     try:
         if obtain(Attempt(task, engine, lease, options, message)) is not None:
             reentrancy.push(lease)

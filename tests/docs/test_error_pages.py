@@ -1,4 +1,4 @@
-"""The message at the head of an error's page is the one that the error has."""
+"""The message at the head of an error's page is the one that the error has, and no fault is left out."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from celery import Celery
 
 from celery_relock import Lock, LockedTask, errors
 from celery_relock.admin import Locks
+from celery_relock.backends.redis.errors import _FAULTS, _Fault
 from tests.docs.pages import text
 from tests.support import wait_for
 
@@ -99,6 +100,35 @@ def test_an_error_says_what_its_page_shows(
     assert shown, "the page begins with a message"
     message = " ".join(line.removeprefix("> ") for line in shown[1].splitlines())
     assert _general(raised.value.reason) == _general(message)
+
+
+@pytest.mark.parametrize(
+    ("page", "when"),
+    [
+        ("LockUnavailable", {"soon": ["within seconds"], "later": ["later"]}),
+        ("LockConfigError", {"never": []}),
+    ],
+)
+def test_an_errors_page_has_each_fault_that_a_server_reports(
+    page: str, when: dict[str, list[str]]
+) -> None:
+    names: dict[_Fault, list[str]] = {}
+    for name, fault in _FAULTS.items():
+        if fault.passes in when:
+            names.setdefault(fault, []).append(name)
+
+    rows = _rows(f"errors/{page}", "What Redis reports")
+    assert len(rows) == len(names)
+    for fault, each in names.items():
+        codes = ", ".join(f"`{name}`" for name in each if name.isupper())
+        told = [cells for says, *cells in rows if fault.says.startswith(says)]
+        assert told == [[codes, *when[fault.passes]]], fault.says
+
+
+def _rows(page: str, heading: str) -> list[list[str]]:
+    """The cells of the first table under a heading."""
+    (table,) = re.findall(rf"^## {heading}\n[^|]*((?:\|.*\n)+)", text(page), flags=re.MULTILINE)
+    return [[cell.strip() for cell in row[1:-1].split("|")] for row in table.splitlines()[2:]]
 
 
 def _general(message: str) -> str:

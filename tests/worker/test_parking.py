@@ -238,7 +238,7 @@ def test_a_message_that_came_without_task_received_stays_with_its_worker_which_s
 
     request = Context(id="i", args=(), kwargs={})
     assert parking.park_request(task, request, Header(execution_id="e")) is None
-    assert not parking.sent_again(task, request, 1.0)
+    assert not parking.send_again(task, request, 1.0)
     assert caplog.text.count("without the signal task_received") == 2
 
 
