@@ -33,37 +33,6 @@ def test_a_task_class_has_a_type_for_each_option() -> None:
     assert {f"lock_{name}" for name in OPTION_NAMES} == set(LockedTask.__annotations__)
 
 
-def test_a_task_that_declares_nothing_has_the_documented_defaults() -> None:
-    options = declare()
-
-    assert {name: getattr(options, name) for name in OPTION_NAMES} == {
-        "key": None,
-        "owner": "root",
-        "reentrant": "inline",
-        "limit": 1,
-        "mode": "exclusive",
-        "ttl": 30,
-        "on_conflict": "wait",
-        "max_wait": None,
-        "hold": "task",
-        "gap_ttl": 300,
-        "cooldown": None,
-        "on_gap": "tell",
-        "keep_on_retry": False,
-        "max_parked": 10_000,
-        "order": None,
-        "order_gap": 60.0,
-        "order_retry": "keep",
-        "dedup": None,
-        "on_duplicate": "existing",
-        "debounce": None,
-        "debounce_max": None,
-        "debounce_reduce": None,
-        "on_lost": "flag",
-        "on_unavailable": "raise",
-    }
-
-
 def test_the_mode_is_a_word_a_list_of_words_or_what_a_callable_returns() -> None:
     assert declare(lock_mode="shared").limit_for({}) == SHARED
     assert declare(lock_mode="exclusive").limit_for({}) == 1
