@@ -1,4 +1,4 @@
-"""The message at the head of an error's page is the one that the error has, and no fault is left out."""
+"""The message at the head of an error's page is the one that it has, and no fault is left out."""
 
 from __future__ import annotations
 
