@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Break every rule of the Lua scripts, and of the order in worker/execution.py, in turn and see
-whether the tests notice.
+"""Break every rule of scripts/mutants.txt, in Lua and in Python, in turn and see whether the tests
+notice.
 
-    python scripts/mutate.py                  all of scripts/mutants.txt
+    python scripts/mutate.py                  all of them
     python scripts/mutate.py --only fence    those with this text in rule or file
 
 Works on copies in a temporary folder, one per job: the tree itself is never changed. The test that
@@ -38,12 +38,12 @@ REPORT = ROOT / "docs" / "mutations.md"
 INTRODUCTION = """\
 # Does a test notice when a rule is broken?
 
-Each line is a rule of the Lua scripts, or of the order in which `worker/execution.py` does things.
-`python scripts/mutate.py` breaks one after the other, in a copy, and runs `tests/lua` on each
-(examples, on this machine's Redis and on 6.2), and where those stay green `tests/property` (random
-histories against a plain model); for a rule of the worker the tests that stand beside it in
-`scripts/mutants.txt`. A rule whose breaking no test notices is a missing test; the command then
-ends with status 1. This page is its output.
+Each line is a rule in `scripts/mutants.txt`, of a Lua script or of a Python file of the package.
+`python scripts/mutate.py` breaks one after the other, in a copy, and runs the tests that stand
+beside it there. For most rules in Lua none do: then it runs `tests/lua` (examples, on this
+machine's Redis and on 6.2), and where those stay green `tests/property` (random histories against a
+plain model). A rule whose breaking no test notices is a missing test; the command then ends with
+status 1. This page is its output.
 
 The examples name what they check; of the property test the check that failed first is named. The
 last column changes with the code of the rule's file and of the test.

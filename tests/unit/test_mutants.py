@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
@@ -25,15 +26,17 @@ def _script(name: str) -> ModuleType:
     return module
 
 
+def _amiss(texts: Iterable[tuple[str, Path, str]]) -> str:
+    """What each text is for, and how often it is in its file, where that is not once."""
+    found = ((what, path.read_text("utf-8").count(text), text) for what, path, text in texts)
+    return "\n".join(f"{what}: found {n} times:\n{text}" for what, n, text in found if n != 1)
+
+
 def test_the_text_that_a_rule_breaks_is_there_exactly_once() -> None:
     rules = _script("mutate").mutants()
     assert len(rules) > 200
-    amiss = [
-        f"{rule.file}: {rule.rule}"
-        for rule in rules
-        if rule.path(ROOT).read_text("utf-8").count(rule.old) != 1
-    ]
-    assert amiss == []
+    amiss = _amiss((f"{each.file}: {each.rule}", each.path(ROOT), each.old) for each in rules)
+    assert not amiss, f"where the text has moved, change its rule in scripts/mutants.txt:\n{amiss}"
 
 
 @pytest.mark.parametrize(
@@ -64,10 +67,9 @@ def test_the_text_of_a_fault_that_is_put_back_is_there_exactly_once(
     monkeypatch.setattr(sys, "path", [*sys.path])
     faults = _script("faults_back").FAULTS
     assert len(faults) >= 5
-    amiss = [
-        f"{name}: {edit.file}"
+    amiss = _amiss(
+        (f"{edit.file}: {name}", ROOT / edit.file, edit.old)
         for name, (_, edits) in faults.items()
         for edit in edits
-        if (ROOT / edit.file).read_text("utf-8").count(edit.old) != 1
-    ]
-    assert amiss == []
+    )
+    assert not amiss, f"where the text has moved, change its edit in faults_back.py:\n{amiss}"
