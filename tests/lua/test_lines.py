@@ -682,6 +682,10 @@ def test_a_call_that_waits_in_its_process_has_its_place_and_leaves_it(desk, line
     assert end(desk, "r1-retry") == []
     assert ears.heard() == [f"granted r2 n {line[1]}"]
     assert end(desk, "r2") == ["r3"]
+    arrive(desk, "r3", "n2")
+    end(desk, "r3", "n2")
+    desk.resume()
+    assert desk.left() == []
 
 
 @pytest.mark.parametrize("again", [True, False])
