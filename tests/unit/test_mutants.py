@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+ONCE = "each text has to be in its file exactly once; change it in scripts/"
 
 
 def _script(name: str) -> ModuleType:
@@ -36,7 +37,7 @@ def test_the_text_that_a_rule_breaks_is_there_exactly_once() -> None:
     rules = _script("mutate").mutants()
     assert len(rules) > 200
     amiss = _amiss((f"{each.file}: {each.rule}", each.path(ROOT), each.old) for each in rules)
-    assert not amiss, f"a text has to be in its file once. Change its rule in mutants.txt:\n{amiss}"
+    assert not amiss, f"{ONCE}mutants.txt where it is not:\n{amiss}"
 
 
 @pytest.mark.parametrize(
@@ -72,4 +73,4 @@ def test_the_text_of_a_fault_that_is_put_back_is_there_exactly_once(
         for name, (_, edits) in faults.items()
         for edit in edits
     )
-    assert not amiss, f"a text has to be in its file once. Change its edit in faults_back.py:\n{amiss}"
+    assert not amiss, f"{ONCE}faults_back.py where it is not:\n{amiss}"
