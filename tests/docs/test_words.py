@@ -1,4 +1,4 @@
-"""Texts for users have the words of the glossary, and none of those that they replaced."""
+"""Texts for users have the words of docs/architecture.md, and none of those that they replaced."""
 
 from __future__ import annotations
 
