@@ -11,8 +11,8 @@ import pytest
 from tests.support.worker import ROOT
 
 # A line of the site has room for about 80 characters, and the widest column of a table for some 50:
-# this is three lines there.
-MOST = 120
+# this is three lines there. A row is as much in all.
+MOST, MOST_IN_A_ROW = 120, 240
 PAGES = [
     ROOT / "README.md",
     *(ROOT / name / "README.md" for name in ("lua", "docker", "benchmarks", "examples")),
@@ -38,6 +38,13 @@ def test_no_cell_is_a_paragraph(page: Path) -> None:
 
     assert not [cell for cell in cells if len(cell) > MOST]
     assert not [cell for cell in cells if re.search(r"[.!?] [A-Z]", cell)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_row_is_wider_than_three_lines(page: Path) -> None:
+    rows = [row for table in tables(page) for row in table]
+
+    assert not [row for row in rows if sum(map(len, row)) > MOST_IN_A_ROW]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
