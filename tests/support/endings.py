@@ -56,6 +56,7 @@ class Row:
         how: what the test does to it: `kill <signal>`, `revoke <signal>`, or nothing.
         after: seconds until the ending comes by itself.
         since: the oldest Celery that has it.
+        so_since: the oldest Celery that ends it so.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Row:
     how: str = ""
     after: float = 0.0
     since: tuple[int, int] = (5, 4)
+    so_since: tuple[int, int] = (5, 4)
 
 
 BODY, SIGNAL, CHILD, GREEN, WORKER, AGAIN = (
@@ -83,11 +85,11 @@ _ROWS = (
     Row("`self.retry()`", BODY, "retries"),
     Row("`autoretry_for`", BODY, "retries_by_itself"),
     Row("`Ignore`", BODY, "ignores", STOPS, STOPS),
-    Row("`Reject(requeue=False)`", BODY, "rejects", REJECTED, REJECTED),
+    Row("`Reject(requeue=False)`", BODY, "rejects", REJECTED, REJECTED, so_since=(5, 7)),
     Row("`Reject(requeue=True)`", BODY, "goes_back", STOPS),
     Row("`self.replace()`", BODY, "is_replaced"),
     Row("soft time limit", SIGNAL, "overruns_softly", FAILS, FAILS, after=1.0),
-    Row("`sys.exit()`", SIGNAL, "exits", EXITED, EXITED),
+    Row("`sys.exit()`", SIGNAL, "exits", EXITED, EXITED, so_since=(5, 7)),
     Row("SIGUSR1 to the child", SIGNAL, "stays", FAILS, FAILS, "kill SIGUSR1"),
     # The main process writes REVOKED, the child FAILURE: which of them is last is chance.
     Row("revoke with SIGUSR1", SIGNAL, "stays", EITHER, EITHER, "revoke SIGUSR1"),
@@ -115,7 +117,15 @@ _ROWS = (
         since=(5, 7),
     ),
     Row("hard time limit, SIGTERM ignored", CHILD, "overruns", FAILS, FAILS, after=1.0),
-    Row("hard time limit, not acknowledged", CHILD, "overruns_again", FAILS, OVERRUN, after=1.0),
+    Row(
+        "hard time limit, not acknowledged",
+        CHILD,
+        "overruns_again",
+        FAILS,
+        OVERRUN,
+        after=1.0,
+        so_since=(5, 7),
+    ),
     Row("gevent: hard time limit", GREEN, "overruns_in_its_pool", FAILS, FAILS, after=1.0),
     Row("threads, solo: a time limit, which they do not have", GREEN),
     Row("gevent: revoke with terminate", GREEN, "stays", REVOKED, REVOKED, since=(5, 7)),

@@ -55,7 +55,9 @@ def _table(part: str, found: dict[str, list[dict[str, Any]]]) -> str:
 
 def _line(row: Row, found: list[dict[str, Any]]) -> str:
     early, late = (_longest(found, ack) for ack in ("early", "late"))
-    return f"| {row.name} | {early} | {late} | {_told(found)} |"
+    since = max(row.since, row.so_since)
+    mark = f" (since Celery {since[0]}.{since[1]})" if since > (5, 4) else ""
+    return f"| {row.name} | {early} | {late} | {_told(found)}{mark} |"
 
 
 def _longest(found: list[dict[str, Any]], ack: str) -> str:
