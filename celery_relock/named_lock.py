@@ -195,6 +195,8 @@ class NamedLock(Generic[Client]):
         if timeout is not None:
             check_length(timeout, f"timeout={timeout!r}", self.name)
         _check_wait(self.blocking_timeout, self.name)
+        if not isinstance(renew, bool):
+            raise _refused(self.name, f"renew={renew!r:.80}", "True or False")
         given: object = limit
         if isinstance(given, bool) or not isinstance(given, int) or limit < 1:
             raise _refused(self.name, f"limit={limit!r}", "a whole number from 1")
@@ -495,8 +497,9 @@ def _check_wait(seconds: Any, name: str) -> None:
 
 
 def _owner_id(owner: Any, name: str) -> str:
-    if not isinstance(owner, str):
-        raise _refused(name, f"owner={owner!r:.80}", "text")
+    # A variable that is not set gives an empty text, and with one owner nobody excludes the other.
+    if not isinstance(owner, str) or not owner.strip():
+        raise _refused(name, f"owner={owner!r:.80}", "a text that is not blank")
     return ids.short(owner)
 
 

@@ -31,26 +31,37 @@ local function note(key, execution, lease, expiry)
   end
 end
 
+local function is_foreign(failure)
+  local text = type(failure) == 'table' and failure.err or tostring(failure)
+  return string.find(text, 'WRONGTYPE', 1, true)
+end
+
 -- As Base.write_without_memory, with a key of the call: while a slot of a cluster moves, a node gives a
 -- script no other key. Foreign keys are passed over.
 for _, key in ipairs(keys) do
   local answer = redis.pcall('HDEL', key, '-')
-  local refused = type(answer) == 'table' and answer.err
-  if refused and not string.find(refused, 'WRONGTYPE', 1, true) then
+  local is_refused = type(answer) == 'table'
+  if is_refused and not is_foreign(answer) then
     return answer
-  elseif not refused then
+  elseif not is_refused then
     break
   end
 end
-local reply = {}
+local reply, failure = {}, nil
 for i, key in ipairs(keys) do
   local execution, attempt, lease, longer = string.match(claims[i], '^(%S+) (%S+) (%d+) ([01])$')
   lease = tonumber(lease)
   -- pcall: a foreign key must not cost the other holds their renewal.
   local fine, renewed, expiry = pcall(renew, key, execution, attempt, lease, longer == '1')
   reply[i] = fine and renewed or 0
+  if not fine and not is_foreign(renewed) then
+    failure = failure or renewed  -- a permission is missing, say: the hold is not lost
+  end
   if fine and expiry then
     pcall(note, key, execution, lease, expiry)  -- the index can be at another node by now
   end
+end
+if failure then
+  error(failure, 0)
 end
 return reply

@@ -341,10 +341,17 @@ def test_a_wait_that_is_no_number_is_refused(lock: MakeLock, wait: Any) -> None:
     assert lock(blocking_timeout=float("inf")).acquire()
 
 
-@pytest.mark.parametrize("owner", [5, b"five", ("a",)])
-def test_an_owner_that_is_no_text_is_refused(lock: MakeLock, owner: Any) -> None:
+@pytest.mark.parametrize("owner", [5, b"five", ("a",), "", " "])
+def test_an_owner_that_is_no_text_or_blank_is_refused(lock: MakeLock, owner: Any) -> None:
+    """All that had a blank one re-entered one another."""
     with pytest.raises(LockConfigError, match=r"owner=.* cannot be used"):
         lock(owner=owner)
+
+
+@pytest.mark.parametrize("option", [{"renew": "no"}, {"namespace": None}, {"namespace": 5}])
+def test_an_option_of_another_type_is_refused(redis_url: str, option: dict[str, Any]) -> None:
+    with pytest.raises(LockConfigError, match="cannot be"):
+        Lock(redis_url, "a", **option)
 
 
 def test_a_renewed_lock_keeps_the_length_it_was_extended_to(lock: MakeLock) -> None:

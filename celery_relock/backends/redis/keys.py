@@ -38,9 +38,11 @@ class Keys:
     """
 
     def __init__(self, namespace: str, buckets: int = 1) -> None:
-        if not _NAMESPACE.fullmatch(namespace):
+        given: object = namespace
+        if not isinstance(given, str) or not _NAMESPACE.fullmatch(given):
             raise LockConfigError(
-                f"relock_namespace={namespace!r}: use 1 to 60 characters without spaces or braces"
+                f"the namespace of locks (relock_namespace) cannot be {namespace!r:.100}: use 1 to "
+                "60 characters without spaces or braces"
             )
         self.namespace = namespace
         self.buckets = buckets

@@ -13,6 +13,7 @@ import pytest
 from celery_relock.backends.redis.backend import RedisBackend
 from celery_relock.backends.redis.scripts import scripts
 from celery_relock.engine.engine import Engine
+from celery_relock.engine.protocol import Renewal
 from celery_relock.errors import LockConfigError
 from tests.support import RedisServer, wait_for
 from tests.support.backends import backend_of, close
@@ -76,6 +77,17 @@ def test_one_permission_less_is_told(store_with: Callable[..., RedisBackend], mi
     backend = store_with([rule for rule in least() if rule != missing])
     with pytest.raises(LockConfigError, match=r"ACL SETUSER"):
         everything(backend)
+
+
+def test_a_renewal_that_the_user_may_not_do_is_told_and_is_no_loss(
+    store_with: Callable[..., RedisBackend],
+) -> None:
+    backend = store_with([rule for rule in least() if rule != "+pttl"])
+    held = claim("r")
+    backend.acquire(held)
+
+    with pytest.raises(LockConfigError, match=r"lacks permissions that locks need"):
+        backend.renew([Renewal(held.names[0], held.execution_id, held.attempt_id, held.lease)])
 
 
 def test_what_only_a_look_at_all_locks_needs_is_named_to_a_user_with_the_least(
