@@ -192,6 +192,10 @@ def command(function: Callable[..., int]) -> click.Command:
         ),
         click.Option(["--namespace"], help="With --redis: the namespace, if it is not relock."),
     ]
+    for each in made.params:
+        if isinstance(each, click.Option):
+            # Celery gives each option a variable, CELERY_RELOCK_…, as Kubernetes does each Service.
+            each.allow_from_autoenv = False
     return made
 
 

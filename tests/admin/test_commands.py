@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
+import click
 import pytest
 from celery import Celery
 from click.testing import CliRunner, Result
@@ -214,6 +215,21 @@ def test_wrong_use_is_exit_code_2(run: Run, key: str, redis_url: str) -> None:
     for command in (("ls",), ("release", key, "--yes")):
         assert "use 1 to 60 characters" in run(*command, *here, "--namespace", "", code=2).output
     assert "not the URL of a Redis" in run("ls", "--redis", "nonsense://here", code=2).output
+
+
+def test_no_option_is_read_from_the_environment(
+    redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kubernetes sets such variables beside a Service that is called `celery-relock-exporter`."""
+    monkeypatch.setenv("CELERY_RELOCK_EXPORTER_PORT", "tcp://10.0.0.1:9540")
+    monkeypatch.setenv("CELERY_RELOCK_RELEASE_YES", "1")
+    celery = {"obj": SimpleNamespace(app=None), "auto_envvar_prefix": "CELERY_RELOCK"}
+    given = ("release", "a", "--redis", redis_url, "--namespace", namespace)
+
+    command = relock.get_command(click.Context(relock), "exporter")
+    of_exporter = command.make_context("exporter", [], auto_envvar_prefix="CELERY_RELOCK_EXPORTER")
+    assert of_exporter.params["port"] == 9540
+    assert "give --yes" in CliRunner().invoke(relock, given, **celery).output
 
 
 def test_an_argument_that_is_not_utf_8_is_exit_code_2(run: Run, redis_url: str) -> None:
