@@ -60,7 +60,7 @@ def test_a_late_renewal_does_not_bring_back_what_was_released(desk):
     assert desk.client.exists(desk.keys.lock("a")) == 0
 
 
-@pytest.mark.parametrize("attempt_id", ["other", "min", "mine mine", "", "%S+"])
+@pytest.mark.parametrize("attempt_id", ["other", "min", "%S+"])
 def test_another_attempt_extends_nothing(desk, attempt_id):
     desk.fence("r1", "mine", lease=2.0)
 
