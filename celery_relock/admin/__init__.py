@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import re
 import socket
 from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
@@ -43,6 +44,8 @@ _DONE = {
     "cancel": "lock %s: a parked task was cancelled by %s from %s: %s",
     "order": "lock %s: its order goes on, by force by %s from %s, without the message of %s",
 }
+# A task as `work_of` writes it.
+_NAMED = re.compile(r"(?P<name>[^\[]+)\[(?P<id>.+)\]", re.DOTALL)
 
 
 class Locks:
@@ -255,6 +258,26 @@ class Locks:
             task_id: the task's id.
         """
         return Question(self.app, self._look, self._engine.backend.consumed, task_id).answer()
+
+    def id_of(self, text: str) -> str:
+        """The id of the task that somebody typed, or pasted as lines of the log and the commands
+        print it: `shop.charge[…]`.
+
+        An id can look so itself. If no task of the app has that name, which can be shortened, all
+        is done for the whole text that `why` does: it is the id if anything is known of it.
+
+        Args:
+            text: what was typed.
+        """
+        whole = text.strip()
+        named = _NAMED.fullmatch(whole)
+        if named is None:
+            return whole
+        if self.app is not None:
+            import_tasks(self.app)
+            if named["name"] in self.app.tasks:
+                return named["id"]
+        return named["id"] if self.why(whole).state == "unknown" else whole
 
     def stats(self) -> Stats:
         """Count all locks. Reads every lock, as `find` does."""

@@ -18,7 +18,6 @@ from typing import Any
 import click
 
 from ..admin import LockInfo, Locks
-from ..admin.why import import_tasks
 from ..engine.protocol import LINE, MARKER
 from ..errors import LockConfigError, LockUnavailable, RelockError
 
@@ -124,16 +123,6 @@ class Here:
         that `shown` shows so."""
         meant = typed(name)
         return meant if meant == name or self.locks.get(name, 0).idle else name
-
-    def meant_task(self, task_id: str) -> str:
-        """The id of the task that somebody typed, or pasted from the log: `shop.charge[…]`."""
-        named = re.fullmatch(r"(?P<name>[^\s\[]+)\[(?P<id>.+)\]", task_id.strip())
-        if named is None:
-            return task_id.strip()
-        if self.app is not None:  # an id may look so, too
-            import_tasks(self.app)
-        is_task = self.app is None or named["name"] in self.app.tasks
-        return named["id"] if is_task else task_id.strip()
 
     def show(self, document: Any, lines: Iterable[str]) -> None:
         """Print a JSON document, or lines of text."""

@@ -64,7 +64,7 @@ def show(here: Here, name: str, limit: int) -> int:
 @click.argument("task_id", callback=given)
 def why(here: Here, task_id: str) -> int:
     """Say why a task does not run, or what it does."""
-    found = here.locks.why(here.meant_task(task_id))
+    found = here.locks.why(here.locks.id_of(task_id))
     here.show(found.as_dict(), [plain(found.sentence) + "."])
     return NOT_FOUND if found.state == "unknown" else FOUND
 
@@ -82,7 +82,7 @@ def release(here: Here, name: str, task_id: str | None, yes: bool) -> int:
     stopped: it must look at `self.lock.lost`, or let the fencing token decide.
     """
     name = here.meant(name)
-    task_id = task_id and here.meant_task(task_id)
+    task_id = task_id and here.locks.id_of(task_id)
     if not yes:
         if here.json or not sys.stdin.isatty():
             raise click.UsageError("give --yes: there is no terminal to ask at")
@@ -112,7 +112,7 @@ def cancel(here: Here, task_ids: tuple[str, ...]) -> int:
     others: list[Why] = []
     failed: dict[str, str] = {}
     stopped: RelockError | None = None
-    task_ids = tuple(map(here.meant_task, task_ids))
+    task_ids = tuple(map(here.locks.id_of, task_ids))
     for number, task_id in enumerate(task_ids):
         try:
             if here.locks.cancel(task_id):

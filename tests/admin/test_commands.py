@@ -299,11 +299,32 @@ def test_a_task_can_be_named_as_lines_of_the_log_name_it(
         run("release", key, "--task", f"{module}.hold[{held.id}]", "--yes", "--json")
     )
     assert [each["task_id"] for each in released["released"]] == [held.id]
-    # Some give their tasks ids of this form.
-    assert "of the task job[5]" in run("why", "job[5]", code=1).stdout
 
 
-def test_so_can_one_whose_module_the_command_has_not_imported_yet(run: Run, worker: Worker) -> None:
+@pytest.mark.parametrize("name", ["of.another.app", "of two words", "too.long…to.be.shown"])
+def test_so_can_one_whose_name_the_app_does_not_know(
+    run: Run, key: str, held: Any, name: str
+) -> None:
+    parked = held.park()
+
+    assert f"[{parked}] is parked" in run("why", f"{name}[{parked}]").stdout
+    assert run("cancel", f"{name}[{parked}]").stdout == f"cancelled: {parked}\n"
+    released = document(run("release", key, "--task", f"{name}[{held.id}]", "--yes", "--json"))
+    assert [each["task_id"] for each in released["released"]] == [held.id]
+
+
+def test_an_id_that_looks_like_that_is_meant_as_it_is(run: Run, worker: Worker, key: str) -> None:
+    odd = f"job[{key}]"
+    sent = worker.module.hold.apply_async((key,), task_id=odd)
+    worker.journal.wait_for(f"inside {key}")
+    assert f"[{odd}] has held the lock" in run("why", odd).stdout
+    worker.journal.add(f"go {key}")
+    sent.get(timeout=20)
+
+
+def test_a_task_whose_module_the_command_has_not_imported_yet_can_be_named_so(
+    run: Run, worker: Worker
+) -> None:
     app = _other_app(worker, include=["tests.admin.apps.late"])
     assert "of the task 0c95e17d:" in run("why", "late.work[0c95e17d]", code=1, app=app).stdout
 

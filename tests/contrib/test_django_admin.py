@@ -130,8 +130,9 @@ def test_a_page_lists_locks_and_a_page_shows_one_to_whoever_may_see(site: Site, 
     assert first.id in viewer.text
     viewer.get(f"{LOCKS}?q=nothing-like-it")
     assert "Nobody holds a lock like" in viewer.text
-    viewer.get(f"{LOCKS}?task={second.id}")
-    assert f"tests.admin.apps.desk.hold[{first.id}] has held it" in viewer.text
+    for named in (second.id, f"tests.admin.apps.desk.take[{second.id}]", f"odd name[{second.id}]"):
+        viewer.get(f"{LOCKS}?{urlencode({'task': named})}")
+        assert f"tests.admin.apps.desk.hold[{first.id}] has held it" in viewer.text
     viewer.get(LOCKS)
     assert viewer.get(page_of(viewer)) == 200
     assert first.id in viewer.text

@@ -63,7 +63,7 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]  # Django ships no type
             found["cut"] = len(first) > _SHOWN
             found["rows"] = [_row(lock) for lock in first[:_SHOWN]]
             if task_id:
-                found["why"] = why = locks.why(task_id)
+                found["why"] = why = locks.why(locks.id_of(task_id))
                 found["why_key"] = quote(why.lock)
         except RelockError as error:
             found["error"] = str(error)
