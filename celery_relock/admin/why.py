@@ -199,11 +199,24 @@ class Question:
     def _in_the_way(self, waiter: Waiter, lock: LockInfo) -> str:
         """Who holds what an execution waits for: this lock, and the others that it needs."""
         if len(waiter.names) == 1:
-            shares = bool(lock.holders) and lock.holders[0].shared and waiter.shared
-            return _held_by(lock, waiter, "it") + (OUTRANKED if shares else "")
+            if not lock.holders:
+                return self._awaited(waiter, lock) or "nobody holds it at this moment"
+            shares = lock.holders[0].shared and waiter.shared
+            return _held_by(lock, "it") + (OUTRANKED if shares else "")
         locks = [each for _, each in self.look.get_all(waiter.names, 1, 1)]
-        held = [_held_by(each, waiter, repr(each.name)) for each in locks if each.holders]
+        held = [_held_by(each, repr(each.name)) for each in locks if each.holders]
         return "; ".join(held) or "nobody holds them at this moment"
+
+    def _awaited(self, waiter: Waiter, lock: LockInfo) -> str:
+        """What an execution waits for in an order whose first call does not run; "" for nothing."""
+        first = lock.waiters[0] if lock.waiters else waiter
+        if first.position >= waiter.position or first.state != "awaited":
+            return ""
+        found = self.look.parked(first.task_id)
+        # Its turn came, and with it the next wait: its place in the order stays.
+        if found is not None and found.text:
+            return f"{first}, which is first, waits {_for(found.waiter.names)}"
+        return f"the message of {first}, which is first, is awaited"
 
 
 def _called(name: str) -> str:
@@ -240,12 +253,7 @@ def _where(holder: Holder) -> str:
     return f", in process {holder.pid} of {holder.host}"
 
 
-def _held_by(lock: LockInfo, waiter: Waiter, what: str) -> str:
-    if not lock.holders:
-        ahead = [each for each in lock.waiters[:1] if each.position < waiter.position]
-        if ahead and ahead[0].state == "awaited":
-            return f"the message of {ahead[0]}, which is first, is awaited"
-        return f"nobody holds {what} at this moment"
+def _held_by(lock: LockInfo, what: str) -> str:
     first, others = lock.holders[0], lock.held - 1
     return f"{_has(first, what, lock.at)}{_where(first)}" + (
         f", and {others} more hold{'s' * (others == 1)} it" if others else ""

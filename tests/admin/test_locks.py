@@ -261,6 +261,20 @@ def test_an_ordered_call_whose_message_is_in_the_broker_is_awaited(
     assert locks.cancel(lost.id)
 
 
+def test_a_call_that_has_come_and_waits_for_its_lock_is_not_said_to_be_awaited(
+    worker: Worker, locks: Locks, key: str, held: Any
+) -> None:
+    first = held.park(worker.module.in_order, kwargs={"which": "call"})
+    behind = worker.module.in_order.delay(key, "call")
+    wait_for(lambda: locks.why(behind.id).state == "parked", what="the call behind it")
+
+    said = locks.why(behind.id).sentence
+
+    assert f"in the order of '{key}', with 1 ahead of it; " in said
+    assert said.endswith(f"in_order[{first}], which is first, waits for the lock '{key}'")
+    assert locks.cancel(behind.id)
+
+
 def test_a_cancelled_call_whose_message_is_awaited_leaves_the_order_and_is_revoked(
     worker: Worker, locks: Locks, key: str, forced: Any
 ) -> None:
