@@ -200,12 +200,14 @@ def _turn(
     visits: Sequence[Visit], entries: Iterable[Entry], faults: Sequence[Fault]
 ) -> Iterable[Violation]:
     """Only where one that was let in keeps the other one out until it has left."""
-    began = {entry.fence: entry.first for entry in entries}
+    of_fence = {entry.fence: entry for entry in entries}
     inside = [
         each
         for each in sorted(visits, key=lambda visit: visit.entered)
         # Who re-enters waits for nobody.
-        if each.limit == 1 and each.fence and (each.shared or each.entered == began[each.fence])
+        if each.limit == 1
+        and each.fence
+        and (each.shared or each.entered == of_fence[each.fence].first)
     ]
     for first in (each for each in inside if each.queued < math.inf):
         for late in inside:
@@ -215,8 +217,10 @@ def _turn(
                 fault.began < late.entered and first.queued < fault.ended + _AFTER
                 for fault in faults
             )
-            if calm and late.asked > first.queued and not (late.shared and first.shared):
-                text = f"{late.id} asked {late.asked - first.queued:.3f} s after {first.id} waited"
+            # Who re-enters can be in before the one that made the entry knows that it is.
+            asked = late.asked if late.shared else of_fence[late.fence].asked
+            if calm and asked > first.queued and not (late.shared and first.shared):
+                text = f"{late.id} asked {asked - first.queued:.3f} s after {first.id} waited"
                 yield Violation("turn", first.lock, f"{text}, and was in before it")
 
 

@@ -253,3 +253,7 @@ def test_who_re_enters_has_no_turn_to_wait_for():
     outer = visit("a", 0, 1, 5, 7, owner="o")
     waits = visit("b", 1.5, 6, 7, 9, queued=2)
     assert rules(outer, waits, visit("c", 3, 4, 5, 7, owner="o")) == []
+    # The grant is old when its process hears of it: meanwhile another one of the owner has joined.
+    slow = visit("a", 0, 4.5, 5, 7, owner="o", queued=0.5)
+    assert rules(slow, waits, visit("c", 3, 4, 5, 7, owner="o")) == []
+    assert rules(waits, visit("c", 3, 4, 5, 7, owner="o")) == ["turn"]
