@@ -18,6 +18,8 @@ from .look import SHOWN, Look, Why
 
 # Seconds in which workers can answer. All of them pass: more workers could answer.
 _WORKERS = 1.0
+# Instead of a state: the result backend could not be asked.
+_UNASKED = "UNASKED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +62,22 @@ class Question:
                 place = f"{_for(found.waiter.names)}, {_ahead(found.waiter.position - 1)}"
                 told = replace(told, sentence=f"{told.sentence}; it has its place {place}")
             return told  # it waits for its retry, or has ended while the workers were asked
-        if (lost := _lost(self.app, self.task_id, answered)) is not None:
+        stored = _stored(self.app, self.task_id)
+        if (lost := _lost(self.task_id, stored, answered)) is not None:
             return lost
+        state, error, _ = stored
         return Why(
             self.task_id,
             "unknown",
             f"nothing is known of the task {self.task_id}: it is not parked, "
             + ("in no worker that answers, " if answered else "")
-            + "and no result of it was found. It might wait in the broker, or was sent elsewhere, "
-            "or was never sent"
+            + (
+                f"and the result backend could not be asked ({type(error).__name__}). It might "
+                "have ended, or wait in the broker, "
+                if state == _UNASKED
+                else "and no result of it was found. It might wait in the broker, "
+            )
+            + "or was sent elsewhere, or was never sent"
             + ("" if self.app else "; with an app, its result and its workers are asked, too"),
         )
 
@@ -273,7 +282,8 @@ def _pause_of(lock: LockInfo) -> str:
 
 def _stored(app: Any, task_id: str) -> tuple[str, Any, str]:
     """What the result backend has of a task: its state, its result or what is told of the state,
-    and how it is named to people. Nothing is known if the state is empty."""
+    and how it is named to people. Nothing is known if the state is empty; if it is `_UNASKED`, the
+    result is the error."""
     if app is None:
         return "", None, ""
     try:
@@ -283,16 +293,16 @@ def _stored(app: Any, task_id: str) -> tuple[str, Any, str]:
         return "", None, ""  # no result backend
     except Exception as error:  # noqa: BLE001  # whatever a backend raises
         logger.warning("Cannot read the state of %s: %s", task_id, error)
-        return "", None, ""
+        return _UNASKED, error, ""
     work = work_of(str(meta.get("name") or ""), task_id)
     return str(meta.get("status", "")), meta.get("result"), work
 
 
-def _lost(app: Any, task_id: str, answered: bool) -> Why | None:
+def _lost(task_id: str, stored: tuple[str, Any, str], answered: bool) -> Why | None:
     """What is to be said of a task that had to wait, if nothing else is known of it any more."""
     from ..worker.events import BLOCKED
 
-    state, told, work = _stored(app, task_id)
+    state, told, work = stored
     if state != BLOCKED or not isinstance(told, dict):
         return None
     lock = str(told.get("lock") or "")

@@ -469,6 +469,22 @@ def test_who_may_not_look_at_all_locks_is_told_what_else_is_known(own_redis: Any
         assert Locks(url).why("no-such-task").state == "unknown"
 
 
+def test_a_result_that_could_not_be_asked_for_is_told_apart_from_none(
+    redis_url: str, namespace: str
+) -> None:
+    away = f"redis://127.0.0.1:{free_port()}"
+    app = Celery("away", broker="memory://", backend=away, set_as_current=False)
+    app.conf.update(relock_url=redis_url, relock_namespace=namespace)
+    app.conf.update(result_backend_transport_options={"retry_policy": {"max_retries": 0}})
+    with app:
+        why = Locks(app).why("a-task")
+
+    assert why.state == "unknown"
+    assert "no result" not in why.sentence
+    assert "and the result backend could not be asked (" in why.sentence
+    assert "It might have ended, or wait in the broker" in why.sentence
+
+
 def test_a_forced_release_is_heard_by_the_holder_and_the_next_acquires(
     worker: Worker, locks: Locks, key: str, held: Any, forced: Any, caplog: Any
 ) -> None:
