@@ -120,3 +120,42 @@ def test_a_test_in_a_forked_process_of_djangos_runner_is_told_how_to_have_locks_
     assert (done.returncode == 0) == bool(cure), done.stderr
     told = "was forked from it" in done.stderr and "override_settings" in done.stderr
     assert told == (not cure)
+
+
+WITHOUT_APP = """
+from unittest.mock import MagicMock
+
+import django
+from django.conf import settings
+from django.test import RequestFactory
+
+settings.configure(
+    INSTALLED_APPS=[
+        *(f"django.contrib.{name}" for name in ("admin", "auth", "contenttypes", "sessions")),
+        "celery_relock.contrib.django",
+    ],
+    ROOT_URLCONF="django.contrib.admin.sites",
+    CELERY_RELOCK_URL="redis://127.0.0.1:1",
+)
+django.setup()
+
+from django.contrib import admin
+from django.core.checks import run_checks
+
+from celery_relock.contrib.django.admin import LockAdmin
+from celery_relock.contrib.django.models import Lock
+
+admin.site.each_context = lambda request: {}
+request = RequestFactory().get("/")
+request.user = MagicMock()
+print(LockAdmin(Lock, admin.site).list_view(request).context_data["error"])
+[found] = run_checks(tags=["relock"], include_deployment_checks=True)
+print(found.msg)
+"""
+
+
+def test_without_the_app_of_the_project_its_import_is_asked_for_and_not_a_setting() -> None:
+    on_page, in_check = said_by(WITHOUT_APP).splitlines()
+    for told in (on_page, in_check):
+        assert "import it in the project's __init__.py" in told
+        assert "Set relock_url" not in told

@@ -127,8 +127,10 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]  # Django ships no type
         return f"Released by force: {', '.join(map(str, released))}." if released else ""
 
     def _locks(self, request: HttpRequest) -> Locks:
+        config = apps.get_app_config("celery_relock")
+        config.check_app()
         return Locks(
-            apps.get_app_config("celery_relock").celery,
+            config.celery,
             by=request.user.get_username(),
             origin=f"Django's admin, {request.META.get('REMOTE_ADDR', 'unknown')}",
         )

@@ -7,6 +7,8 @@ from typing import Any
 
 from django.apps import AppConfig
 
+from ...errors import LockConfigError
+
 
 class RelockConfig(AppConfig):  # type: ignore[misc]  # Django ships no types
     """The configuration of the Django app.
@@ -30,6 +32,24 @@ class RelockConfig(AppConfig):  # type: ignore[misc]  # Django ships no types
         # Now, in the main thread: in another one the current app is Celery's default.
         self.celery = current_app._get_current_object()
         setting_changed.connect(_forget_settings)  # sent by tests alone
+
+    def check_app(self) -> None:
+        """Say it if no app of the project was imported: Celery's own has none of its settings.
+
+        Raises:
+            LockConfigError: that is so. What else is wrong is left to whoever uses the app.
+        """
+        from ...declaration import engine_of
+
+        try:
+            engine_of(self.celery)
+        except LockConfigError:
+            if self.celery.main == "default":
+                raise LockConfigError(
+                    "no Celery app had been imported when Django was set up, so the settings of "
+                    "the locks are not known: import it in the project's __init__.py (from .celery "
+                    "import app as celery_app), as Celery's guide for Django says"
+                ) from None
 
 
 def _forget_settings(**_: Any) -> None:
