@@ -307,7 +307,9 @@ def _options(url: str, ssl: Any, shown: str) -> dict[str, Any]:
         parts = urlsplit(url.strip())
         query = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
         (parts.hostname or "").encode("idna")  # as a connection does
-        if parts.port == 0 or parts.fragment or ";" in (parts.hostname or ""):
+        # An @ in the path: it is the rest of a password with a slash.
+        is_rest = parts.scheme not in _SOCKETS and "@" in parts.path
+        if parts.port == 0 or parts.fragment or is_rest or ";" in (parts.hostname or ""):
             raise ValueError
     except ValueError:  # whose text can quote the password
         raise LockConfigError(
