@@ -37,7 +37,7 @@ class RelockConfig(AppConfig):  # type: ignore[misc]  # Django ships no types
         """Say it if no app of the project was imported: Celery's own has none of its settings.
 
         Raises:
-            LockConfigError: that is so. What else is wrong is left to whoever uses the app.
+            LockConfigError: that is so. What else is wrong is told when the app is used.
         """
         from ...declaration import engine_of
 
