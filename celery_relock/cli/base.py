@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import io
 import json
 import math
+import os
 import re
 import shutil
 import sys
@@ -13,7 +15,8 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO, cast
 
 import click
 
@@ -22,11 +25,13 @@ from ..engine.protocol import LINE, MARKER
 from ..errors import LockConfigError, LockUnavailable, RelockError
 
 # Exit codes: found; not found; the command, its options or the settings are wrong; Redis cannot be
-# reached (EX_UNAVAILABLE, as in Celery's own commands).
-FOUND, NOT_FOUND, WRONG_USE, UNAVAILABLE = 0, 1, 2, 69
+# reached (EX_UNAVAILABLE, as in Celery's own commands); what is told cannot be written (EX_IOERR).
+FOUND, NOT_FOUND, WRONG_USE, UNAVAILABLE, UNWRITTEN = 0, 1, 2, 69, 74
 
-#: For options that count. Lua writes larger numbers otherwise, and Redis refuses them.
-AT_LEAST_0 = click.IntRange(0, 1_000_000)
+#: Lua writes larger numbers otherwise, and Redis refuses them.
+MOST = 1_000_000
+#: For options that count.
+AT_LEAST_0 = click.IntRange(0, MOST)
 
 
 class _Seconds(click.FloatRange):
@@ -59,8 +64,8 @@ _NO_APP = "default"
 _WIDTH, _GAP, _LEAST = 80, 2, 6
 # Before the name of a lock: its order (`lock_order`), which is a lock of an internal name.
 _ORDER = "order of "
-# What `plain` writes for what is not printable.
-_ESCAPE = re.compile(r"\\(?:[tnr]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})")
+# What `plain` writes for what is not printable, and errors for a backslash.
+_ESCAPE = re.compile(r"\\(?:[\\tnr]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})")
 
 
 class Here:
@@ -108,7 +113,7 @@ class Here:
 
     def find(self, pattern: str, *, markers: bool = False) -> Iterator[LockInfo]:
         """The locks like a pattern that somebody typed; with `markers`, the dedup markers."""
-        meant = typed(pattern)
+        meant = typed(pattern, is_pattern=True)
         # `ls --dedup` shows names with this prefix, which `Locks.find` adds.
         patterns = dict.fromkeys((pattern, meant.removeprefix(MARKER) if markers else meant))
         found = chain.from_iterable(self.locks.find(each, markers=markers) for each in patterns)
@@ -156,19 +161,13 @@ def command(function: Callable[..., int]) -> click.Command:
         namespace: str | None,
         **parameters: Any,
     ) -> None:
+        # Closed by the caller.
+        sys.stdin, sys.stdout = sys.stdin or _nowhere("r"), sys.stdout or _nowhere("w")
         if isinstance(sys.stdout, io.TextIOWrapper):  # what it cannot encode is written out
             sys.stdout.reconfigure(errors="backslashreplace")
         _check_text((redis, namespace, *parameters.values()))
         here = Here(getattr(ctx.obj, "app", None), redis, namespace, as_json)
-        try:
-            code = function(here, **parameters)
-        except LockUnavailable as error:
-            click.echo(f"Error: {error}", err=True)
-            code = UNAVAILABLE
-        except RelockError as error:
-            click.echo(f"Error: {error}", err=True)
-            code = WRONG_USE
-        ctx.exit(code)
+        ctx.exit(_code_of(lambda: function(here, **parameters)))
 
     made = click.command(function.__name__)(functools.update_wrapper(run, function))
     made.params += [
@@ -186,6 +185,25 @@ def command(function: Callable[..., int]) -> click.Command:
             # Celery gives each option a variable, CELERY_RELOCK_…, as Kubernetes does each Service.
             each.allow_from_autoenv = False
     return made
+
+
+def _code_of(call: Callable[[], int]) -> int:
+    """The exit code of a command. What it raises is printed."""
+    try:
+        return call()
+    except RelockError as error:
+        click.echo(f"Error: {error}", err=True)
+        return UNAVAILABLE if isinstance(error, LockUnavailable) else WRONG_USE
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise  # click ends quietly
+        click.echo(f"Error: {error}", err=True)
+        sys.stdout = _nowhere("w")  # else Python tries again when it ends
+        return UNWRITTEN
+
+
+def _nowhere(mode: str) -> TextIO:
+    return cast(TextIO, Path(os.devnull).open(mode))  # until the process ends
 
 
 def _check_text(values: Iterable[Any]) -> None:
@@ -234,11 +252,17 @@ def shown(name: str) -> str:
     return plain(name) if of == name else f"{_ORDER}{plain(of)}"
 
 
-def typed(name: str) -> str:
-    """The lock name, or pattern, that somebody typed as `shown` shows it."""
+def typed(name: str, *, is_pattern: bool = False) -> str:
+    """The lock name, or pattern, that somebody typed as `shown` shows it, or an error quotes it."""
     if name.startswith(_ORDER):
         name = LINE + name.removeprefix(_ORDER)
-    return _ESCAPE.sub(lambda found: found[0].encode().decode("unicode_escape"), name)
+
+    def meant(found: re.Match[str]) -> str:
+        if is_pattern and found[0] == r"\\":  # it is one in a pattern, too
+            return found[0]
+        return found[0].encode().decode("unicode_escape")
+
+    return _ESCAPE.sub(meant, name)
 
 
 def _width(text: str) -> int:

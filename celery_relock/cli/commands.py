@@ -13,7 +13,7 @@ from ..admin import SHOWN, Holder, LockInfo, Waiter, Why
 from ..engine.events import duration
 from ..engine.protocol import LINE, MARKER
 from ..errors import LockConfigError, LockUnavailable, RelockError
-from .base import AT_LEAST_0, FOUND, NOT_FOUND, Here, command, given, plain, shown, table
+from .base import AT_LEAST_0, FOUND, MOST, NOT_FOUND, Here, command, given, plain, shown, table
 
 _MANY = 1000
 
@@ -50,11 +50,11 @@ def ls(here: Here, pattern: str, limit: int, dedup: bool) -> int:
     type=AT_LEAST_0,
     default=SHOWN,
     show_default=True,
-    help="Holders and waiters to show.",
+    help="Holders and waiters to show; 0 for all.",
 )
 def show(here: Here, name: str, limit: int) -> int:
     """Show who holds a lock, and who waits for it."""
-    locks = _with_order(here, here.meant(name), limit)
+    locks = _with_order(here, here.meant(name), limit or MOST)
     lock, line = locks[0], locks[1].as_dict() if len(locks) > 1 else None
     here.show({**lock.as_dict(), "order": line}, _shown_all(locks))
     return NOT_FOUND if all(each.idle or each.foreign for each in locks) else FOUND

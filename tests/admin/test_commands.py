@@ -507,6 +507,43 @@ def test_ls_lists_no_more_than_it_is_told(run: Run, redis_url: str, namespace: s
         assert document(run("ls", *here, "--json"))["cut"] is True
 
 
+def test_show_has_all_holders_with_a_limit_of_0(run: Run, redis_url: str, namespace: str) -> None:
+    here = ("--redis", redis_url, "--namespace", namespace)
+    with Lock(redis_url, "a", namespace=namespace):
+        assert len(document(run("show", "a", *here, "--limit", "0", "--json"))["holders"]) == 1
+
+
+def test_a_name_is_found_as_errors_quote_it(run: Run, redis_url: str, namespace: str) -> None:
+    here, name = ("--redis", redis_url, "--namespace", namespace), "C:\\temp\\new"
+    quoted = repr(name)[1:-1]
+    with Lock(redis_url, name, namespace=namespace), Lock(redis_url, "C:new", namespace=namespace):
+        assert document(run("show", quoted, *here, "--json"))["name"] == name
+        assert document(run("show", name, *here, "--json"))["name"] == name
+        [lock] = document(run("ls", r"C:*\\new", *here, "--json"))["locks"]
+        assert lock["name"] == name, "in a pattern a backslash is written twice"
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code", "says"),
+    [(">&- <&-", 0, ""), ("> /dev/full", 74, "Error: [Errno 28] No space left on device\n")],
+)
+def test_a_stdout_that_takes_nothing_is_not_taken_for_a_lock_that_is_not_found(
+    redis_url: str, namespace: str, redirection: str, code: int, says: str
+) -> None:
+    with Lock(redis_url, "a", namespace=namespace):
+        for arguments in ("ls", "ls --json"):
+            command = f"{sys.executable} -m celery relock {arguments} --redis {redis_url}"
+            done = subprocess.run(
+                f"{command} --namespace {namespace} {redirection}",
+                shell=True,
+                cwd=ROOT,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+            )
+            assert (done.returncode, done.stderr) == (code, says)
+
+
 def test_ls_lists_a_lock_once_that_a_pattern_fits_in_two_ways(
     run: Run, worker: Worker, key: str
 ) -> None:
