@@ -91,6 +91,9 @@ end
 
 local function tell(key)
   local prefix, name = string.match(key, '^([^}]*}:)l:(.*)$')
+  if not name then
+    foreign(key)  -- the one that never exists: in a cluster a call names it last
+  end
   local ends, fences = prefix .. 'e:' .. name, prefix .. 'f:' .. name
   local held, holds
   -- Of a lock that nobody has looked at any more the index can outlive the holds.
@@ -111,10 +114,19 @@ local function tell(key)
   return { held, waiting - running, parked, holds, first_waiters(queue, waiters, running) }
 end
 
+local function is_foreign(said)
+  return string.find(said, 'RELOCK-FOREIGN', 1, true) or string.find(said, 'WRONGTYPE', 1, true)
+end
+
 local reply = { now }
 for i, key in ipairs(locks) do
   -- pcall: a foreign key must not hide the others.
   local is_ours, found = pcall(tell, key)
-  reply[i + 1] = is_ours and found or { type(found) == 'table' and found.err or found }
+  local row = is_ours and found or { type(found) == 'table' and found.err or found }
+  -- Any other error says nothing of the key: the user may not read it, or its slot moves.
+  if not is_ours and not is_foreign(row[1]) then
+    error(found, 0)
+  end
+  reply[i + 1] = row
 end
 return reply

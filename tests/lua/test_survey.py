@@ -10,6 +10,7 @@ from celery_relock.admin.look import Stats
 from celery_relock.engine.protocol import COMES_AGAIN, LINE, HoldInfo, PlaceRequest, Successor
 from celery_relock.errors import LockConfigError
 from tests.support import wait_for
+from tests.support.backends import backend_of
 from tests.support.desk import Desk
 
 
@@ -243,3 +244,16 @@ def test_the_longest_wait_in_an_order_counts_though_the_first_call_is_awaited(de
 
     wait_for(lambda: stats().oldest_wait > 0, what="a millisecond to pass")
     assert stats().oldest_wait_lock == line
+
+
+@pytest.mark.parametrize("missing", ["exists", "hgetall", "hlen"])
+def test_what_a_user_may_not_read_is_no_foreign_key(script_server, desk, missing):
+    desk.fence("r1")
+    rules = ["on", ">few", "~*", "&*", "+@all", f"-{missing}"]
+    desk.client.execute_command("ACL", "SETUSER", f"no-{missing}", *rules)
+    url = script_server.url.replace("://", f"://no-{missing}:few@")
+
+    ask = backend_of(url, desk.keys.namespace).inspection()
+
+    with pytest.raises(LockConfigError, match="lacks permissions that locks need"):
+        ask.survey(ask.keys_of("a"), 1, 1)

@@ -69,7 +69,7 @@ class Inspection(NamedTuple):
         parts = in_parts((key for key in keys if key not in found), bucket_of, _SURVEYED)
         replies = self._run("survey", parts, [str(holders), str(waiters), ""])
         for part, reply in zip(parts, replies, strict=True):
-            at, rows = reply[0] / 1000, reply[1:]
+            at, rows = reply[0] / 1000, reply[1 : 1 + len(part)]
             for key, row in zip(part, rows, strict=True):
                 found[key] = _lock(self._name(key), at, row)
         return [found[key] for key in keys]
@@ -116,7 +116,7 @@ class Inspection(NamedTuple):
         return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
     def _run(self, verb: str, calls: Sequence[Sequence[str]], args: Sequence[str]) -> list[Any]:
-        script = self.scripts[verb]
+        script = self.scripts[verb]._replace(finds_keys=True)
         if len(calls) == 1:
             return [self.transport.run(script, calls[0], args)[0]]
         outcomes = self.transport.run_each(script, [(keys, args) for keys in calls], Effort())
