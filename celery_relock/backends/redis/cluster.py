@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from redis.crc import key_slot
@@ -23,6 +24,7 @@ from .connections import (
     NONE,
     Call,
     Channel,
+    Command,
     Connections,
     Effort,
     Hear,
@@ -58,6 +60,8 @@ class Node(NamedTuple):
 
 
 Remap: TypeAlias = "Callable[[tuple[str, int]], tuple[str, int]]"
+# Sends a command over these connections, and returns its answer. The flag: its slot moves there.
+Again: TypeAlias = "Callable[[Connections, bool], Any]"
 
 
 class Map:
@@ -114,17 +118,26 @@ class Map:
             raise ConnectionError("no node of the Redis Cluster serves a slot: see CLUSTER INFO")
         return found
 
-    def told(self, bucket: int, by: Node, error: Any) -> Node:
+    def told(self, by: Node, error: Any) -> Node:
         """The node to which the node `by` redirects a command. MOVED is remembered, ASK is not."""
         # A redirection without a host means the host of the node that redirects.
         node = self._from_here(error.host or by.host, int(error.port))
-        if isinstance(error, MovedError) and self._serving.get(bucket) != node:
-            self._serving = {**self._serving, bucket: node}
+        if isinstance(error, MovedError):
+            there = (b for b, slot in enumerate(self._slots) if slot == error.slot_id)
+            self._serving = {**self._serving, **dict.fromkeys(there, node)}
         return node
 
     def silent(self, node: Node) -> None:
         """Remember that a node did not answer, so that the others are asked before it."""
         self._silent[node] = time.monotonic()
+
+    def refresh(self) -> None:
+        """Look again if what is known can be out of date; it stays if no node answers. For who only
+        reads: nothing redirects it to a new master, nor from one that is gone. Raises
+        LockConfigError as `serving` does."""
+        if self._serving:
+            with suppress(*FAULTS):
+                self.look()
 
     def look(self, within: float = _BRIEF) -> dict[int, Node]:
         """Ask which node serves which slot: `_SILENT` nodes at most, each for `within` seconds.
@@ -240,16 +253,19 @@ class Cluster(Transport):
                     self.map.look(min(effort.within or _BRIEF, _BRIEFLY))
                 replies = [error] * len(indexes)
             for index, reply in zip(indexes, replies, strict=True):
-                outcomes[index] = self._followed(script, calls[index], effort, node, reply)
+                again = partial(_called, script, calls[index], effort)
+                outcomes[index] = self.followed(node, reply, again, effort.renewing)
         return outcomes
 
     def at(self, key: str) -> Connections:
+        self.map.refresh()
         try:
             return self._at(self.map.serving(bucket_of(key)))
         except FAULTS as error:
             raise translate(error) from error
 
     def masters(self) -> list[tuple[Connections, list[int]]]:
+        self.map.refresh()
         try:
             return [(self._at(node), buckets) for node, buckets in self.map.masters().items()]
         except FAULTS as error:
@@ -267,10 +283,7 @@ class Cluster(Transport):
     def _at(self, node: Node, renewing: bool = False) -> Connections:
         key = node, renewing
         if key not in self._nodes:
-            kind, options = self.made
-            address = {"host": node.host, "port": node.port}
-            limit = _BRIEF if renewing else None
-            self._nodes[key] = Connections(kind, {**options, **address}, self.replicas, limit)
+            self._nodes[key] = _ToNode(self, node, _BRIEF if renewing else None)
         return self._nodes[key]
 
     def _close_old(self, renewing: bool) -> None:
@@ -282,14 +295,14 @@ class Cluster(Transport):
                 if of_renewals == renewing:
                     links.close(IDLE_FOR)
 
-    def _followed(self, script: Script, call: Call, effort: Effort, node: Node, said: Any) -> Any:
-        """The outcome of a call that a node has answered, after any redirections."""
+    def followed(self, node: Node, said: Any, again: Again, renewing: bool = False) -> Any:
+        """The outcome of a command that a node has answered, after any redirections."""
         for _ in range(_HOPS):
             if not isinstance(said, AskError):  # MOVED is one, too
                 return said
-            node, asking = self.map.told(bucket_of(call[0][0]), node, said), type(said) is AskError
+            node, asking = self.map.told(node, said), type(said) is AskError
             try:
-                (said,) = self._at(node, effort.renewing).call(script, [call], effort, asking)
+                said = again(self._at(node, renewing), asking)
             except FAULTS as error:
                 return error
         return _circle(said) if isinstance(said, AskError) else said
@@ -303,6 +316,31 @@ class Cluster(Transport):
         except FAULTS:
             return min(self.PATIENCE, self._failover)  # no node is there to take over
         return self._failover
+
+
+class _ToNode(Connections):
+    """Connections to a node. What is asked of it is asked of the node to which it redirects."""
+
+    def __init__(self, cluster: Cluster, node: Node, limit: float | None) -> None:
+        kind, options = cluster.made
+        address = {"host": node.host, "port": node.port}
+        super().__init__(kind, {**options, **address}, cluster.replicas, limit)
+        self._cluster, self._node = cluster, node
+
+    def answers(self, *commands: Command) -> list[Any]:
+        return [
+            self._cluster.followed(self._node, said, partial(_asked, command))
+            for command, said in zip(commands, super().answers(*commands), strict=True)
+        ]
+
+
+def _called(script: Script, call: Call, effort: Effort, links: Connections, asking: bool) -> Any:
+    (said,) = links.call(script, [call], effort, asking)
+    return said
+
+
+def _asked(command: Command, links: Connections, asking: bool) -> Any:
+    return links.ask([("ASKING",), command] if asking else [command], Effort())[-1]
 
 
 def _circle(said: Exception) -> ConnectionError:

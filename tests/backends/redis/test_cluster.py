@@ -412,7 +412,7 @@ def test_holds_of_a_bucket_are_renewed_when_only_some_have_arrived(
     names = [n for n in map(str, range(1000)) if keys.bucket(n) == keys.bucket("0")][:3]
     for name in names:
         assert isinstance(backend.acquire(claim(name)), Held)
-    renewals = [Renewal(name, name, "n", 30.0) for name in (*names, "0 free")]
+    renewals = [Renewal(name, name, "n", 30.0) for name in (*names, "0-free")]
     source = cluster.master_of(keys.meta(keys.bucket("0")))
     to, slot = other_than(cluster, source), cluster.slot_of("0", namespace)
     cluster.begin_move(slot, to)
@@ -456,6 +456,7 @@ def test_a_node_that_says_where_a_slot_is_now_is_believed(
     cluster.end_move(slot, source, to)
     monkeypatch.setattr(backend.transport.map, "look", lambda *_: pytest.fail("it asked"))
     assert backend.release(["a"], "a", "n").had
+    assert backend.transport.map.known(backend.keys.bucket("a")).port == to.port
 
 
 def test_nodes_that_send_a_command_in_a_circle_are_told_of(

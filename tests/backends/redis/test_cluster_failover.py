@@ -403,3 +403,22 @@ def test_under_load_no_write_gets_through_with_an_old_fence(
     gap = max(after - before for (_, before), (_, after) in pairwise(passed))
     print(f"{len(passed)} writes, none for {gap:.1f} s; {len(refused)} refused, {failed}")
     assert len(failed) == 0
+
+
+def test_who_has_looked_before_looks_at_the_new_master(
+    cluster: ClusterServers, runs: Callable[..., Runs], namespace: str
+) -> None:
+    shared = cluster.master_of(Keys(namespace, BUCKETS).meta())
+    name = cluster.name_at(shared, namespace)
+    assert runs().held(name, lease=60.0)
+    asks, look = cluster.backend(namespace).inspection(), Look(cluster.backend(namespace))
+
+    def is_told() -> bool:
+        with suppress(LockUnavailable):  # the nodes do not all know of it yet
+            return asks.has_layout() and [lock.name for lock in look.find("*")] == [name]
+        return False
+
+    assert is_told()
+    cluster.copied(shared)
+    cluster.fail_over(shared)
+    wait_for(is_told, timeout=20, what="the lock to be told of")
