@@ -179,13 +179,15 @@ def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
             raise LockConfigError(
                 f"locked(): {name} cannot be a callable, because it travels in a message."
             )
-    if not isinstance(options.get("limit", 1), int):
+    # A task takes more: callables, and lists.
+    limit, mode = options.get("limit", 1), options.get("mode", "exclusive")
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
         raise LockConfigError(
-            f"locked(): limit={options['limit']!r} cannot be used. It takes a whole number from 1."
+            f"locked(): limit={limit!r} cannot be used. It takes a whole number from 1."
         )
-    if not isinstance(options.get("mode", ""), str):
+    if mode not in ("exclusive", "shared"):
         raise LockConfigError(
-            f"locked(): mode={options['mode']!r} cannot be used. It takes 'exclusive' or 'shared'."
+            f"locked(): mode={mode!r} cannot be used. It takes 'exclusive' or 'shared'."
         )
     declared = {f"lock_{name}": each for name, each in options.items()}
     LockOptions.collect(declared, {}, "locked()")

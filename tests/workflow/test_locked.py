@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import threading
 
 import pytest
@@ -431,6 +432,23 @@ def test_what_cannot_be_is_refused_when_the_canvas_is_made(step, options, says):
 def test_what_is_no_canvas_is_refused_with_what_to_write(worker, canvas, says):
     with pytest.raises(LockConfigError, match=says):
         locked(canvas(worker.module), key="x")
+
+
+@pytest.mark.parametrize(
+    ("option", "takes"),
+    [
+        ({"limit": 0}, "a whole number from 1"),
+        ({"limit": True}, "a whole number from 1"),
+        ({"limit": [2]}, "a whole number from 1"),
+        ({"mode": "share"}, "'exclusive' or 'shared'"),
+        ({"mode": ["shared"]}, "'exclusive' or 'shared'"),
+    ],
+)
+def test_a_value_is_refused_with_those_that_a_canvas_takes(worker, option, takes):
+    [(name, value)] = option.items()
+    says = f"locked(): {name}={value!r} cannot be used. It takes {takes}."
+    with pytest.raises(LockConfigError, match=f"^{re.escape(says)}"):
+        locked(worker.module.adds.s(1), key="x", **option)
 
 
 @pytest.mark.parametrize("empty", [group([]), chain(), group([group([])])])
