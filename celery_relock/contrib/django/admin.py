@@ -28,6 +28,8 @@ from .models import Lock
 # Rows of a page.
 _SHOWN = 200
 _FREE = "celery_relock.free_lock"
+# What no name has that Django's `quote` has gone over.
+_DOT = "_2E"
 
 
 @admin.register(Lock)
@@ -64,7 +66,7 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]  # Django ships no type
             found["rows"] = [_row(lock) for lock in first[:_SHOWN]]
             if task_id:
                 found["why"] = why = locks.why(locks.id_of(task_id))
-                found["why_key"] = quote(why.lock)
+                found["why_key"] = _quoted(why.lock)
         except RelockError as error:
             found["error"] = str(error)
         return self._page(request, "locks", "Locks", found)
@@ -72,7 +74,7 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]  # Django ships no type
     def lock_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """A lock: its holders, and the first of its waiters."""
         _need(self.has_view_permission(request))
-        name = unquote(object_id)
+        name = unquote(object_id.replace(_DOT, "."))
         found: dict[str, Any] = {"name": name}
         try:
             lock = self._locks(request).get(name)
@@ -95,7 +97,8 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]  # Django ships no type
             messages.error(request, "The lock has no name: nothing was changed.")
             return HttpResponseRedirect(reverse("admin:celery_relock_lock_changelist"))
         what = "cancel" if request.POST.get("what") == "cancel" else "release"
-        back = HttpResponseRedirect(reverse("admin:celery_relock_lock_change", args=(quote(name),)))
+        page = reverse("admin:celery_relock_lock_change", args=(_quoted(name),))
+        back = HttpResponseRedirect(page)
         if request.POST.get("sure") != "yes":
             found = {"name": name, "task": task_id, "what": what, "back": back.url}
             return self._page(request, "sure", f"{what.capitalize()}?", found)
@@ -149,6 +152,11 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]  # Django ships no type
         return TemplateResponse(request, f"celery_relock/{template}.html", context, status=status)
 
 
+def _quoted(name: str) -> str:
+    """A name as a part of an address. Browsers leave out the parts `.` and `..`."""
+    return str(quote(name)).replace(".", _DOT)
+
+
 def _pattern(wanted: str) -> str:
     if set(wanted) & set("*?["):
         return wanted
@@ -160,7 +168,7 @@ def _row(lock: LockInfo) -> dict[str, Any]:
     first = lock.holders[0] if lock.holders else None
     return {
         "lock": lock,
-        "key": quote(lock.name),
+        "key": _quoted(lock.name),
         "holder": first,
         "held": duration(lock.at - first.since) if first else "",
     }

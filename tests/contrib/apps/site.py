@@ -47,6 +47,7 @@ def configure(database: str) -> None:
         ],
         DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": database}},
         USE_TZ=True,
+        USE_THOUSAND_SEPARATOR=True,
     )
 
 
