@@ -102,7 +102,10 @@ def _serve_from_worker(port: int, addr: str, registry: CollectorRegistry) -> Non
 
     def serve(**_: Any) -> None:
         # Once the pool has forked: a child would inherit the socket without the thread.
-        served.append(start_http_server(port, addr, registry=_shown(registry))[0])
+        try:
+            served.append(start_http_server(port, addr, registry=_shown(registry))[0])
+        except (OSError, ValueError) as error:  # the port is in use; there is no such folder
+            logger.error("metrics: cannot serve them at %s:%s: %s", addr, port, error)
 
     def forked(**_: Any) -> None:
         # A replacement child is forked later. It inherits the socket, and would keep the port.

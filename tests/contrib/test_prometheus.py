@@ -255,6 +255,31 @@ def test_a_second_call_in_a_process_measures_nothing_twice(redis_url, namespace)
     assert 'relock_acquired_total{task=""} 1.0' in served
 
 
+UNSERVED = """
+import logging, os, socket, sys
+logging.basicConfig(stream=sys.stdout, format="%(message)s", level=logging.WARNING)
+taken = socket.create_server(("127.0.0.1", 0))
+port = taken.getsockname()[1]
+if sys.argv[1]:
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = sys.argv[1]
+    taken.close()
+from celery.signals import worker_ready
+from celery_relock.contrib import prometheus
+prometheus.instrument(port=port, addr="127.0.0.1")
+worker_ready.send(None)
+"""
+
+
+@pytest.mark.parametrize(
+    ("folder", "because"),
+    [("", "Address already in use"), ("/no/such/folder", "is not set or not a directory")],
+)
+def test_a_worker_says_in_a_line_why_its_metrics_are_not_served(folder, because):
+    (line,) = said_by(UNSERVED, folder).splitlines()
+    assert line.startswith("metrics: cannot serve them at 127.0.0.1:")
+    assert because in line
+
+
 @pytest.fixture
 def told():
     """What is measured in this process: instrument, number, labels."""
