@@ -272,12 +272,12 @@ def clear_away(
     request: Any,
     remember: float | None,
     task: Any = None,
-    terminated: bool = False,
+    began: bool = False,
 ) -> None:
     """The call is not executed: another one may be sent."""
     header = header_of(request)
     made = Marker(*header.dedup) if header.dedup else _marker_by_name(task, request)
-    if made is None or not made.name or (terminated and made.until == marker.TIME):
+    if made is None or not made.name or (began and made.until == marker.TIME):
         return
     # Also for a retry that is revoked before the body that sent it has ended.
     own = marker.hold_id(header.first_execution_id)

@@ -41,6 +41,8 @@ _SLOT, _SLOTS, _MOST = 2048, 128, 64
 # To be raised with every change of the records: what one version has written, a reaper of another
 # would take for empty and throw away, and a host has both while workers are replaced.
 _FORMAT = 4
+#: `Entry.keep` of a message that leaves its queues and may come again: its end is not remembered.
+FORGET = -1.0
 
 
 class Entry(NamedTuple):
@@ -393,7 +395,8 @@ class Reaper:
                     is_foreign = True
                     continue
                 if not entry.names:
-                    self._parking.withdraw(entry.execution_id)
+                    remember = 0.0 if entry.keep == FORGET else None
+                    self._parking.withdraw(entry.execution_id, remember)
                     continue
                 held = self._holds(entry)
                 released = self._backend.release(

@@ -28,7 +28,7 @@ from ..worker.conflict import Attempt, end_unexecuted, obtain, release
 from ..worker.delivery import retry_of
 from ..worker.events import work_for
 from ..worker.message import Header, header_of, keep_for, note
-from ..worker.states import Aside, SentAgain, Waits, is_acknowledged, is_requeued
+from ..worker.states import Aside, SentAgain, Waits, is_acknowledged, is_requeued, remember_for
 from . import client
 
 if TYPE_CHECKING:
@@ -167,9 +167,10 @@ class _HeldLine(HeldBeside):
 
     def _give_up(self, error: Exception) -> None:
         """It ends before its turn: its time to wait is over, or too many wait."""
-        if self.header.own and is_acknowledged(self.task, error):
+        if self.header.own:
+            of, remember = self.lease.claim, remember_for(self.task, error)
             with suppress(RelockError):
-                end_unexecuted(self.engine, self.lease.claim.names, self.lease.claim.execution_id)
+                end_unexecuted(self.engine, of.names, of.execution_id, remember)
 
 
 # What the execution's lock tells as well.

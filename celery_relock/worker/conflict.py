@@ -26,7 +26,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from celery.states import FAILURE, READY_STATES, RETRY, STARTED
 
 from ..engine import ids, reentrancy
-from ..engine.crash import kept_for
+from ..engine.crash import FORGET, kept_for
 from ..engine.engine import Engine
 from ..engine.events import (
     describe_conflict,
@@ -54,7 +54,7 @@ from ..engine.protocol import (
 from ..errors import LockConfigError, LockConflict, LockDeadlock, LockUnavailable, RelockError
 from ..naming.callables import called
 from ..options import POLICIES, WAITS, LockOptions
-from .delivery import delivery_of
+from .delivery import afterwards, delivery_of
 from .events import show
 from .message import header_of, moment, note, running_request
 from .parking import park_request, send_again
@@ -64,6 +64,7 @@ from .states import (
     SentAgain,
     Waits,
     is_acknowledged,
+    is_autoretried,
     show_blocked,
     stored,
     stores_no_result,
@@ -178,28 +179,35 @@ def _end_waiting(attempt: Attempt, error: Exception | None) -> None:
     Whether it is parked cannot be known while Redis cannot be reached.
     """
     if attempt.message is not None and attempt.lease.state is not State.HELD:
-        execution_id = attempt.lease.claim.execution_id
-        withdraw_later(attempt.engine, execution_id, _remembered(attempt, error))
+        remember = None if is_over(attempt, error) else 0.0
+        withdraw_later(attempt.engine, attempt.lease.claim.execution_id, remember)
 
 
-def _remembered(attempt: Attempt, error: Exception | None) -> float | None:
-    """For how long the end of an execution that fails so is remembered: a message that is rejected
-    may be brought back, and is to run then."""
-    return None if is_acknowledged(attempt.task, error) else 0.0
+def is_over(attempt: Attempt, error: Exception | None) -> bool:
+    """Whether the message of an execution that ends with an error is acknowledged for good. If it
+    will be once Celery has sent a retry of the error, the execution ends then."""
+    task, message = attempt.task, attempt.message
+    if is_acknowledged(task, error):
+        return True
+    if message is not None and is_autoretried(task, error):
+        afterwards(lambda: call_off(attempt) if is_acknowledged(task, error) else None)
+    return False
 
 
 def withdraw_later(engine: Engine, execution_id: str, remember: float | None = None) -> None:
     """Take a message out of its queues for good; not here, as Redis can be silent. `remember` as
     for `Parking.withdraw`."""
     kept = kept_for(engine.backend, execution_id)
+    if remember == 0.0:
+        kept = kept._replace(keep=FORGET)
     engine.later.add(partial(engine.parking.withdraw, execution_id, remember), kept)
 
 
 def _refuse(attempt: Attempt, answer: Conflict | Duplicate, error: Exception) -> NoReturn:
     """End an execution without its lock; one that was parked is withdrawn."""
     if isinstance(answer, Conflict) and answer.parked:
-        execution_id = attempt.lease.claim.execution_id
-        attempt.engine.parking.withdraw(execution_id, _remembered(attempt, error))
+        remember = None if is_over(attempt, error) else 0.0
+        attempt.engine.parking.withdraw(attempt.lease.claim.execution_id, remember)
     raise error
 
 
@@ -470,7 +478,7 @@ def _claim_anew(attempt: Attempt) -> None:
     """
     lease, message, task = attempt.lease, attempt.message, attempt.task
     # The same id for all late copies, so that they are copies of one another, too.
-    again = ids.short(f"{lease.claim.execution_id}+again")
+    again = again_of(lease.claim.execution_id)
     if message is None or not _has_to_run(task, message):
         if task.acks_late:
             # One that had to run may be parked by that id, for its turn (`lock_order`) or for the
@@ -480,6 +488,11 @@ def _claim_anew(attempt: Attempt) -> None:
         raise Late("is a late copy of an execution that has ended")
     lease.claim = lease.claim._replace(execution_id=again)
     lease.again(ids.new_attempt_id())
+
+
+def again_of(execution_id: str) -> str:
+    """The id by which late copies of an execution run that has ended."""
+    return ids.short(f"{execution_id}+again")
 
 
 def call_off(attempt: Attempt) -> None:
@@ -552,7 +565,8 @@ def _has_to_run(task: Any, message: Any) -> bool:
         if found is None:
             return True
         if found["status"] in READY_STATES:
-            return False
+            # Not of the execution that has ended, or its message was rejected all the same.
+            return found["status"] == FAILURE and not is_acknowledged(task, found["result"])
         if found["status"] == RETRY and _has_sent_its_retry(message, found["result"]):
             return False
         if time.monotonic() >= delivery.stored_by:

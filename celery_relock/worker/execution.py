@@ -6,7 +6,7 @@
     run_locked  what a caller holds is re-entered, the rest is acquired
     _acquire    acquire, body, release
     run_body    the state STARTED, `self.lock`, and the task's own code
-    end_unasked what waits for a message that has not come to ask for its locks
+    note_end    whether it is over; what waits for one that has not come to ask for its locks
     _over       what is left for when Celery has published what comes next
     _retried    the same, before Celery says that a retry was sent
     _failed     a group behind an execution that has failed
@@ -25,8 +25,8 @@ from functools import partial
 from types import AsyncGeneratorType, CoroutineType
 from typing import Any
 
-from celery.exceptions import Reject
 from celery.signals import task_failure, task_postrun, task_retry
+from celery.states import SUCCESS
 
 from ..declaration import Declaration, declaration, engine_of, unbegun
 from ..dedup import worker as dedup
@@ -43,8 +43,8 @@ from ..order import worker as order
 from ..workflow import steps
 from . import company, retry, revocation, unlocked
 from . import events as worker_events
-from .conflict import Attempt, call_off, obtain, release
-from .delivery import DELIVERY, afterwards, finish, to_finish
+from .conflict import Attempt, is_over, obtain, release
+from .delivery import DELIVERY, finish, to_finish
 from .message import (
     ENTER,
     Header,
@@ -68,8 +68,8 @@ from .states import (
     end_dropped,
     fail_groups,
     is_acknowledged,
-    is_autoretried,
-    is_requeued,
+    puts_back,
+    remember_for,
     show_started,
 )
 
@@ -111,11 +111,11 @@ def run(
         else:
             result = execution.run_named()
     except Exception as error:
-        if not execution.asked:
-            execution.end_unasked(error)
+        if task.acks_late or not execution.asked:
+            execution.note_end(error)
         raise
-    if not execution.asked:
-        execution.end_unasked(None)
+    if task.acks_late or not execution.asked:
+        execution.note_end(None)
     return result
 
 
@@ -287,7 +287,7 @@ class Execution:
             try:
                 result = run_body(make_hold)
             except Exception as error:
-                over = _is_over(attempt, error)
+                over = is_over(attempt, error)
                 raise
             over = True
             # After a success the hold is left to nobody for so long, unless a retry has it.
@@ -320,20 +320,19 @@ class Execution:
                         reentrancy.pop(lease)
                         release(engine, lease, ended=ended)
 
-    def end_unasked(self, error: Exception | None) -> None:
-        """It is over, and its locks were not asked for: clear away what waits for it, unless its
-        message comes again or is that of another execution."""
+    def note_end(self, error: Exception | None) -> None:
+        """It is over, as far as `run` knows, unless its message comes again or is that of another
+        execution. If its locks were not asked for, what waits for it is cleared away."""
         if self.message is None or isinstance(error, Aside | SentAgain):
             return
-        if not header_of(self.message).is_awaited:
+        getattr(self.message, DELIVERY).over = is_acknowledged(self.task, error)
+        if self.asked or not header_of(self.message).is_awaited:
             return
         # What it came by (its marker, its line) has ended what it has there.
         rooms = revocation.OF_ITS_LOCKS
         if self.names:
             rooms = revocation.AT_ITS_LOCKS if self.in_line else revocation.AT_ITS_LINE
-        remember = None
-        if not is_acknowledged(self.task, error):  # the broker may bring it back
-            rooms, remember = revocation.PARKED, 0.0
+        remember = remember_for(self.task, error)
         revocation.clear_away(self.task.app, self.message, self.task, rooms, remember)
 
     def _watched(
@@ -410,17 +409,6 @@ def _declared(declared: Declaration, request: Any, header: Header | None) -> Dec
     return declared
 
 
-def _is_over(attempt: Attempt, error: Exception) -> bool:
-    """Whether the message of an execution that ends with an error is acknowledged for good. If it
-    will be once Celery has sent a retry of the error, the execution ends then."""
-    task, message = attempt.task, attempt.message
-    if is_acknowledged(task, error):
-        return True
-    if message is not None and is_autoretried(task, error):
-        afterwards(lambda: call_off(attempt) if is_acknowledged(task, error) else None)
-    return False
-
-
 def _over(
     task_id: str = "", task: Any = None, retval: Any = None, state: str | None = None, **_: Any
 ) -> None:
@@ -430,15 +418,22 @@ def _over(
         return
     if to_finish.stack:
         finish()
+    error = sys.exc_info()[1]  # the signal is sent meanwhile
+    if error is None and state != SUCCESS and isinstance(retval, Exception):
+        error = retval
+    is_exit = error is not None and not isinstance(error, Exception)
     if has_begun(request):
-        if task.acks_late and isinstance(sys.exc_info()[1], Reject):  # the signal is sent meanwhile
+        # What Celery ends it with need not be what its body has ended with.
+        if getattr(request, DELIVERY).over and (is_exit or not is_acknowledged(task, error)):
             revocation.comes_again(task.app, request, task)
         return
     # `run` was not reached (an error in `before_start`), so nothing took over what was left to it.
     is_locked_task, header = hasattr(task, "_relock_declares"), header_of(request)
     is_ours = is_locked_task or header.workflow_locks or header.is_awaited
-    if is_ours and not is_requeued(task, retval):
-        revocation.clear_away(task.app, request, task)
+    # Not by `is_requeued`: autoretry lies around `run`. Of a process that exits the main process
+    # hears.
+    if is_ours and not is_exit and not (error is not None and puts_back(task, error)):
+        revocation.clear_away(task.app, request, task, remember=remember_for(task, error))
     if is_locked_task:
         company.on_unreached(task, request, state)
 

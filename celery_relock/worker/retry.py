@@ -23,7 +23,14 @@ from ..errors import RelockError
 from .conflict import Attempt, end_unexecuted, obtain, release
 from .delivery import Delivery, Retried, afterwards, delivery_of
 from .message import header_of, keep_for, prefix_here, running_request
-from .states import has_retried, is_acknowledged, is_autoretried, is_given_up
+from .states import (
+    Aside,
+    SentAgain,
+    has_retried,
+    is_acknowledged,
+    is_autoretried,
+    remember_for,
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -101,8 +108,9 @@ def obtain_kept(attempt: Attempt) -> Held | None:
         kept = [fence for _, fence in header_of(attempt.message).kept]
         held = obtain(attempt._replace(kept_fences=kept))
     except Exception as error:
-        if is_given_up(attempt.task, error):
-            attempt.engine.later.add(clear)  # not here: perhaps Redis cannot be reached
+        if not isinstance(error, Aside | SentAgain):
+            of = attempt.engine, attempt.message, remember_for(attempt.task, error)
+            attempt.engine.later.add(partial(clear_away, *of))  # not here: Redis can be silent
         raise
     if held is None:  # lock_on_unavailable="run"
         attempt.engine.later.add(clear)

@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 
 from celery.app.task import Context
 from celery.exceptions import TimeLimitExceeded, WorkerLostError
-from celery.signals import task_failure, task_received, task_revoked
+from celery.signals import task_failure, task_received, task_retry, task_revoked
 from celery.states import REVOKED
 
 from ..declaration import declaration, engine_of
@@ -24,15 +24,15 @@ from ..order import worker as order
 from ..workflow import steps
 from . import events as worker_events
 from . import retry
-from .conflict import consumes_here, end_unexecuted, withdraw_later
-from .message import HEADER, has_begun, header_of
-from .states import is_acknowledged, puts_back
+from .conflict import again_of, consumes_here, end_unexecuted, withdraw_later
+from .message import ENTER, HEADER, has_begun, header_of
+from .states import puts_back, remember_for
 
 
 def _withdraw(engine: Engine, request: Any, remember: float | None, **_: Any) -> None:
     header = header_of(request)
-    if header.parked:
-        engine.parking.withdraw(header.execution_id, remember)
+    if header.parked and not engine.parking.withdraw(header.execution_id, remember):
+        engine.parking.withdraw(again_of(header.execution_id), remember)
 
 
 Rooms: TypeAlias = tuple[tuple[Callable[..., None], str], ...]
@@ -59,7 +59,11 @@ def _end_own(
     if task is None or not header.own:
         return
     declared = declaration(type(task)).of_call(header.options, header.prefix)
-    if names := declared.names_of_call(task, request.args, request.kwargs):
+    if task.name == ENTER:
+        names = request.args[0]["names"]
+    else:
+        names = declared.names_of_call(task, request.args, request.kwargs)
+    if names:
         end_unexecuted(engine, names, header.execution_id, remember)
 
 
@@ -69,7 +73,7 @@ def comes_again(app: Any, request: Any, task: Any) -> None:
     back, and then it is to run."""
     own = (_end_own, "the memory of %s: if it comes again, it is taken for a late copy")
     # For a millisecond: with 0 the memory that is there would stay.
-    clear_away(app, request, task, (own, *_BUT_PARKED), remember=0.001)
+    clear_away(app, request, task, (own, *_BUT_PARKED), remember=0.001, began=True)
 
 
 def _revoked(sender: Any = None, request: Any = None, terminated: Any = None, **_: Any) -> None:
@@ -80,8 +84,9 @@ def _revoked(sender: Any = None, request: Any = None, terminated: Any = None, **
     if header.attempts and not was_running:
         worker_events.show(sender, request.id, REVOKED)
     with suppress(LockConfigError):  # told when the worker began
-        withdraw_later(engine_of(sender.app), header.execution_id)  # it may be parked
-    _clear_soon(sender, request, rooms=_BUT_PARKED, terminated=was_running)
+        for each in (header.execution_id, again_of(header.execution_id)):
+            withdraw_later(engine_of(sender.app), each)  # it may be parked
+    _clear_soon(sender, request, rooms=_BUT_PARKED, began=was_running)
 
 
 def _clear_soon(task: Any, request: Any, **how: Any) -> None:
@@ -98,7 +103,7 @@ def clear_away(
     task: Any = None,
     rooms: Rooms = _ALL,
     remember: float | None = None,
-    terminated: bool = False,
+    began: bool = False,
 ) -> None:
     """Free what Redis has for a message that is not executed, or not under its locks.
 
@@ -106,7 +111,7 @@ def clear_away(
         task: its task, if that is known: a locked one tells more than the message.
         rooms: all, or those that are left, such as `OF_ITS_LOCKS`.
         remember: see `end_unexecuted`.
-        terminated: it was revoked while its body ran.
+        began: its body has begun, or may have.
     """
     if not hasattr(task, "_relock_declares"):
         task = None
@@ -114,7 +119,7 @@ def clear_away(
         try:
             engine = engine_of(app)
             of = engine, request, remember
-            engine.later.make(partial(clear, *of, task=task, terminated=terminated))
+            engine.later.make(partial(clear, *of, task=task, began=began))
         except RelockError as error:
             logger.warning("Cannot release " + what + ": %s", request.id, error)
 
@@ -138,10 +143,19 @@ def _lost(sender: Any = None, exception: Any = None, kwargs: Any = None, **_: An
     request = _received.get(id(kwargs))
     if request is not None and not puts_back(sender, exception):
         told = Context(request.request_dict, args=request.args, kwargs=request.kwargs)
-        remember = None if is_acknowledged(sender, exception) else 0.0
-        _clear_soon(sender, told, remember=remember)
+        _clear_soon(sender, told, remember=remember_for(sender, exception), began=True)
+
+
+def _retried_lost(sender: Any = None, request: Any = None, reason: Any = None, **_: Any) -> None:
+    """A task's process is gone, and Celery has sent a retry in the place of its message
+    (`retry_on_worker_lost`)."""
+    if isinstance(getattr(reason, "exc", None), WorkerLostError) and not has_begun(request):
+        header = header_of(request)
+        if hasattr(sender, "_relock_declares") or header.workflow_locks or header.is_awaited:
+            _clear_soon(sender, request, began=True)
 
 
 task_revoked.connect(_revoked, weak=False, dispatch_uid="celery_relock")
 task_received.connect(_note, weak=False, dispatch_uid="celery_relock.revocation")
 task_failure.connect(_lost, weak=False, dispatch_uid="celery_relock")
+task_retry.connect(_retried_lost, weak=False, dispatch_uid="celery_relock.revocation")

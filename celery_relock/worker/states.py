@@ -98,15 +98,16 @@ def is_acknowledged(task: Any, error: BaseException | None) -> bool:
     return retry_of(task.request) is not None and is_autoretried(task, error)
 
 
+def remember_for(task: Any, error: BaseException | None) -> float | None:
+    """For how many seconds to remember an execution that ends with this error, as `end_unexecuted`
+    takes it: not at all if its message is rejected, as it may be brought back."""
+    return None if is_acknowledged(task, error) else 0.0
+
+
 def _acknowledges(task: Any, error: BaseException) -> bool:
     which = "acks_on_timeout" if isinstance(error, TimeLimitExceeded) else "acks_on_failure"
     flag = getattr(task, which, task.acks_on_failure_or_timeout)  # Celery >= 5.7 has both
     return bool(flag) and not isinstance(error, Reject)
-
-
-def is_given_up(task: Any, error: BaseException) -> bool:
-    """Whether this error of an execution that did not get its locks is its end."""
-    return not isinstance(error, Aside | SentAgain) and is_acknowledged(task, error)
 
 
 def is_requeued(task: Any, error: BaseException | None) -> bool:

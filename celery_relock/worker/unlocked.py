@@ -26,7 +26,7 @@ from ..errors import RelockError
 from ..workflow import steps
 from . import company, revocation
 from .conflict import release
-from .delivery import afterwards
+from .delivery import afterwards, delivery_of
 from .message import HEADER, begin_call, header_of
 from .states import Aside, Late, SentAgain, is_acknowledged, show_started
 
@@ -64,13 +64,18 @@ def _prepare(task: Any) -> None:
                 show_started(task, message)
                 return body(*args, **kwargs)
 
+        header = header_of(message)
+        is_ours = task.acks_late and (header.workflow_locks or header.is_awaited)
         try:
-            if header_of(message).workflow_locks:
-                return steps.around(task, message, execute)
-            return execute()
+            result = steps.around(task, message, execute) if header.workflow_locks else execute()
+            if is_ours:
+                delivery_of(message).over = True
+            return result
         except (Aside, SentAgain) as aside:
             raise aside.with_traceback(None) from None
         except Exception as error:
+            if is_ours:
+                delivery_of(message).over = is_acknowledged(task, error)
             error.__traceback__ = company.shown(error)
             raise error
 
@@ -125,7 +130,8 @@ def _discarded(sender: Any = None, message: Any = None, **_: Any) -> None:
     if HEADER in headers:
         told = Context(headers)
         if header_of(told).is_awaited or header_of(told).workflow_locks:
-            revocation.clear_away(sender.app, told)
+            # It was rejected, and may be brought back, also to a worker that knows its task.
+            revocation.clear_away(sender.app, told, remember=0.0)
 
 
 task_unknown.connect(_discarded, weak=False, dispatch_uid="celery_relock")

@@ -42,6 +42,7 @@ from ..worker.delivery import afterwards, delivery_of, if_any
 from ..worker.events import work_for
 from ..worker.message import has_begun, header_of, is_retry, keep_for, running_request
 from ..worker.states import (
+    Aside,
     Dropped,
     SentAgain,
     Waits,
@@ -49,8 +50,8 @@ from ..worker.states import (
     has_retried,
     is_acknowledged,
     is_autoretried,
-    is_given_up,
     is_requeued,
+    remember_for,
 )
 
 # -- The stamps ----------------------------------------------------------------------------------
@@ -295,9 +296,10 @@ def _acquire_all(task: Any, message: Any) -> None:
             _acquire(task, hold)
         except BaseException as error:
             release(hold.engine, hold.lease, ended=False)
-            if isinstance(error, Exception) and is_given_up(task, error):
+            if isinstance(error, Exception) and not isinstance(error, Aside | SentAgain):
                 # What was kept for it. Not here: perhaps Redis cannot be reached.
-                hold.engine.later.add(partial(clear_away, hold.engine, message, None))
+                of = hold.engine, message, remember_for(task, error)
+                hold.engine.later.add(partial(clear_away, *of))
             raise
 
 
