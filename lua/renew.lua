@@ -31,17 +31,12 @@ local function note(key, execution, lease, expiry)
   end
 end
 
-local function is_foreign(failure)
-  local text = type(failure) == 'table' and failure.err or tostring(failure)
-  return string.find(text, 'WRONGTYPE', 1, true)
-end
-
 -- As Base.write_without_memory, with a key of the call: while a slot of a cluster moves, a node gives a
 -- script no other key. Foreign keys are passed over.
 for _, key in ipairs(keys) do
   local answer = redis.pcall('HDEL', key, '-')
   local is_refused = type(answer) == 'table'
-  if is_refused and not is_foreign(answer) then
+  if is_refused and not Base.is_foreign(answer) then
     return answer
   elseif not is_refused then
     break
@@ -54,7 +49,7 @@ for i, key in ipairs(keys) do
   -- pcall: a foreign key must not cost the other holds their renewal.
   local fine, renewed, expiry = pcall(renew, key, execution, attempt, lease, longer == '1')
   reply[i] = fine and renewed or 0
-  if not fine and not is_foreign(renewed) then
+  if not fine and not Base.is_foreign(renewed) then
     failure = failure or renewed  -- a permission is missing, say: the hold is not lost
   end
   if fine and expiry then

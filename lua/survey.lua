@@ -114,19 +114,13 @@ local function tell(key)
   return { held, waiting - running, parked, holds, first_waiters(queue, waiters, running) }
 end
 
-local function is_foreign(said)
-  return string.find(said, 'RELOCK-FOREIGN', 1, true) or string.find(said, 'WRONGTYPE', 1, true)
-end
-
 local reply = { now }
 for i, key in ipairs(locks) do
   -- pcall: a foreign key must not hide the others.
   local is_ours, found = pcall(tell, key)
-  local row = is_ours and found or { type(found) == 'table' and found.err or found }
-  -- Any other error says nothing of the key: the user may not read it, or its slot moves.
-  if not is_ours and not is_foreign(row[1]) then
+  if not is_ours and not Base.is_foreign(found) then
     error(found, 0)
   end
-  reply[i + 1] = row
+  reply[i + 1] = is_ours and found or { type(found) == 'table' and found.err or found }
 end
 return reply

@@ -103,6 +103,13 @@ function Base.running(lock_key, queue, waiters)
   return waiter and waiter.line and 1 or 0
 end
 
+-- Whether an error, which is a table since Redis 7, says that a key is somebody else's. Any other says
+-- nothing of the key: the user may not read it, say, or its slot moves.
+function Base.is_foreign(failure)
+  local said = type(failure) == 'table' and failure.err or tostring(failure)
+  return string.find(said, 'WRONGTYPE', 1, true) or string.find(said, 'RELOCK-FOREIGN', 1, true)
+end
+
 -- The waiter of a record; nil without a record, and for a foreign record.
 function Base.decoded(record)
   local fine, waiter = pcall(cjson.decode, record or '')
