@@ -431,8 +431,9 @@ def _over(
     is_locked_task, header = hasattr(task, "_relock_declares"), header_of(request)
     is_ours = is_locked_task or header.workflow_locks or header.is_awaited
     # Not by `is_requeued`: autoretry lies around `run`. Of a process that exits the main process
-    # hears.
-    if is_ours and not is_exit and not (error is not None and puts_back(task, error)):
+    # hears, with Celery >= 5.7.
+    is_told = is_exit and hasattr(task, "acks_on_timeout")
+    if is_ours and not is_told and not (error is not None and puts_back(task, error)):
         revocation.clear_away(task.app, request, task, remember=remember_for(task, error))
     if is_locked_task:
         company.on_unreached(task, request, state)

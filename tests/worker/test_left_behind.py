@@ -94,3 +94,11 @@ def test_a_call_counts_for_its_seconds_though_its_message_was_put_back(worker, m
     begins(worker, account, 2)
     wait_for(lambda: not state_of(worker, f"account:{account}").held)
     assert m.is_put_back_once.delay(account).id == first.id
+
+
+def test_an_order_goes_on_behind_a_call_whose_process_exits_before_it_begins(worker, m, account):
+    """Before Celery 5.7 that is no lost worker: its main process does not tell of it."""
+    m.exits_at_first.delay(account)
+    worker.journal.wait_for("came", 15, account=account)
+    m.exits_at_first.delay(account)
+    begins(worker, account)

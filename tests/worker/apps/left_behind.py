@@ -123,6 +123,21 @@ def is_put_back_once(self, account):
     began(self, account)
 
 
+class ExitsAtFirst(LockedTask):
+    abstract = True
+    lock_key = KEY
+
+    def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+        journal.add("came", account=args[0])
+        if len(journal.events("came", account=args[0])) == 1:
+            raise SystemExit(1)
+
+
+@app.task(bind=True, base=ExitsAtFirst, **ORDERED)
+def exits_at_first(self, account):
+    began(self, account)
+
+
 # -- killed before the body, and retried (Celery >= 5.7) ------------------------------------------
 
 
