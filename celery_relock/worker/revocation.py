@@ -45,9 +45,9 @@ _ALL: Rooms = (
     (dedup.clear_away, "the dedup marker of %s, it ends by itself"),
     (steps.clear_away, "the hold left to %s, it ends after its gap"),
 )
-#: The place in the queue alone; what is left for one that came as far as its line; as its marker,
-#: or straight to its locks; for one that has no names yet.
-PARKED, AT_ITS_LOCKS, AT_ITS_LINE, OF_ITS_LOCKS = _ALL[:1], _ALL[:2], _ALL[:3], _ALL[:4]
+#: What is left for one that came as far as its line; as its marker, or straight to its locks; for
+#: one that has no names yet.
+AT_ITS_LOCKS, AT_ITS_LINE, OF_ITS_LOCKS = _ALL[:2], _ALL[:3], _ALL[:4]
 _BUT_PARKED = _ALL[1:]
 
 
