@@ -122,9 +122,12 @@ def test_it_runs_again_at_once_if_its_own_call_put_it_back(worker, account, name
     happens(worker, account, "began", 1 + len(task.after))
 
 
+@pytest.mark.parametrize(
+    "name", ["fails before it begins", "fails before it begins, without a result"]
+)
 @pytest.mark.parametrize("kind", ["locked", "ordered"])
-def test_it_runs_after_an_error_before_it_began(worker, shelf, put, account, kind):
-    put("fails before it begins", kind)
+def test_it_runs_after_an_error_before_it_began(worker, shelf, put, account, kind, name):
+    put(name, kind)
     shelf.bring()
     happens(worker, account, "before")
     shelf.wait_until_rejected()

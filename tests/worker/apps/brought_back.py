@@ -148,6 +148,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "is put back by its own call": {"after": 2 * ("is put back",), **PUT_BACK},
     "exits in its own call": {"after": ("exits",), **LOST},
     "fails before it begins": {"before": ("fails",)},
+    "fails before it begins, without a result": {"before": ("fails",), "ignore_result": True},
     "fails before it begins after a wait": {"before": ("", "fails")},
     "is put back before it begins": {
         "before": ("is put back",),
