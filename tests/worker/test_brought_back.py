@@ -21,6 +21,16 @@ from tests.support.proxy import Proxy
 
 APP = "tests.worker.apps.brought_back"
 LOST = pytest.mark.skipif(VERSION < (5, 7), reason="an exit is no lost worker to this Celery")
+#: What Celery ends otherwise than its body did.
+ENDS_OTHERWISE = pytest.mark.parametrize(
+    "name",
+    [
+        "has a result that cannot be stored",
+        "fails in its own call",
+        "is rejected by its own call",
+        "has a retry that no broker takes",
+    ],
+)
 STEPS = pytest.mark.parametrize("kind", ["plain", "of a workflow"])
 
 
@@ -94,15 +104,7 @@ def happens(worker, account, place, count=1):
 
 @pytest.mark.parametrize("is_step", [False, True])
 @pytest.mark.parametrize("kind", ["plain", "locked"])
-@pytest.mark.parametrize(
-    "name",
-    [
-        "has a result that cannot be stored",
-        "fails in its own call",
-        "is rejected by its own call",
-        "has a retry that no broker takes",
-    ],
-)
+@ENDS_OTHERWISE
 def test_it_runs_again_after_an_end_that_came_when_its_body_was_over(
     worker, shelf, put, account, name, kind, is_step
 ):
@@ -196,27 +198,20 @@ def test_a_step_of_a_workflow_runs_at_a_worker_that_knows_its_task_after_one_tha
 
 
 @pytest.mark.parametrize("kind", ["plain", "locked"])
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("is killed after its body", 2), ("fails and is killed after its body then", 3)],
+)
 def test_it_runs_again_after_its_process_was_killed_before_its_result_was_stored(
-    worker, shelf, put, account, kind
+    worker, shelf, put, account, kind, name, count
 ):
-    result = put("is killed after its body", kind)
+    """Also if a failure is its result still, that of the kill or of the run before."""
+    result = put(name, kind)
     shelf.bring()
     wait_for(lambda: result.state == "FAILURE", 20)
     shelf.wait_until_rejected()
     shelf.bring()
-    happens(worker, account, "began", 2)
-
-
-@pytest.mark.parametrize("kind", ["plain", "locked"])
-def test_it_runs_again_though_the_failure_of_a_run_before_is_its_result_still(
-    worker, shelf, put, account, kind
-):
-    result = put("fails and is killed after its body then", kind)
-    shelf.bring()
-    wait_for(lambda: result.state == "FAILURE", 20)
-    shelf.wait_until_rejected()
-    shelf.bring()
-    happens(worker, account, "began", 3)
+    happens(worker, account, "began", count)
     wait_for(lambda: worker.module.app.AsyncResult(shelf.id).state == "SUCCESS", 20)
 
 
@@ -265,12 +260,13 @@ def without_redis(worker, locks, shelf, account):
     wait_for(lambda: state_of(worker, name).waiting == 0, 30, "its place in the queue to be free")
 
 
+@pytest.mark.parametrize("name", ["finds no Redis", "finds no Redis, without a result"])
 def test_it_runs_after_its_lock_was_unavailable_though_its_process_died_then(
-    worker, locks, shelf, put, account
+    worker, locks, shelf, put, account, name
 ):
-    result = put("finds no Redis")
+    put(name)
     with without_redis(worker, locks, shelf, account):
-        wait_for(lambda: result.state == "FAILURE", 20)
+        shelf.wait_until_rejected()
         children = worker.children()
         for pid in children:
             os.kill(pid, signal.SIGKILL)

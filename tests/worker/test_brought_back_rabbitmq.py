@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.worker.test_brought_back import ENDS_OTHERWISE
+
 
 @pytest.fixture(scope="module")
 def worker(module_worker, on_broker):
@@ -14,15 +16,7 @@ def worker(module_worker, on_broker):
     return started
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "has a result that cannot be stored",
-        "fails in its own call",
-        "is rejected by its own call",
-        "has a retry that no broker takes",
-    ],
-)
+@ENDS_OTHERWISE
 def test_it_runs_until_it_ends_well(worker, account, name):
     worker.module.tasks["locked", name].delay(account)
     worker.journal.wait_for("began", 20, 3, account=account)

@@ -184,6 +184,14 @@ def test_what_a_message_has_left_whose_end_nobody_told_is_released_by_the_next_o
     finish()
 
 
+def overrun(subject: Subject, number: int, name: str, **header: Any) -> tuple[list[int], str]:
+    """Run a message whose time limit strikes at a call of ours. Returns as `striking`, and its
+    state."""
+    with striking(number, SoftTimeLimitExceeded) as struck:
+        state = subject.run(name, **header).info.state
+    return struck, state
+
+
 @ends_a_generator
 @pytest.mark.parametrize("options", [OPTIONS[1], OPTIONS[3]], ids=str)
 def test_wherever_a_time_limit_strikes_a_message_either_fails_or_is_parked(
@@ -191,16 +199,11 @@ def test_wherever_a_time_limit_strikes_a_message_either_fails_or_is_parked(
 ) -> None:
     subject = make(options)
 
-    def run_it() -> tuple[list[int], str]:
-        with striking(number, SoftTimeLimitExceeded) as struck:
-            state = subject.run(name).info.state
-        return struck, state
-
     number, struck = 0, [0]
     while struck:  # until a call comes to its end
         number, name = number + 1, uuid.uuid4().hex
         with Lock(redis_url, name, namespace=namespace):
-            struck, state = Context().run(run_it)
+            struck, state = Context().run(overrun, subject, number, name)
             wait_for(lambda: not subject.engine.later._calls, what="what is withdrawn")
             parked = subject.engine.inspect(name).waiting
         assert (state, parked) in (("IGNORED", 1), ("FAILURE", 0)), number
@@ -216,16 +219,11 @@ def test_wherever_a_time_limit_strikes_a_message_that_is_rejected_can_be_brought
     rejected = {"acks_late": True, "acks_on_failure_or_timeout": False}
     subject = make({**rejected, "lock_on_conflict": policy})
 
-    def run_it() -> tuple[list[int], str]:
-        with striking(number, SoftTimeLimitExceeded) as struck:
-            state = subject.run(name, attempts=0).info.state
-        return struck, state
-
     number, struck = 0, [0]
     while struck:  # until a call comes to its end
         number, name = number + 1, uuid.uuid4().hex
         with Lock(redis_url, name, namespace=namespace):
-            struck, state = Context().run(run_it)
+            struck, state = Context().run(overrun, subject, number, name, attempts=0)
             wait_for(lambda: not subject.engine.later._calls, what="what is withdrawn")
         tombstone = client.get(subject.engine.backend.keys.tombstone(ids.short(name), 0)) or b""
         assert state != "FAILURE" or not tombstone.startswith(b"*"), number

@@ -165,6 +165,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "is sent by no broker": {"sends": 2 * ("fails",)},
     "fails twice before it begins": {"before": 2 * ("fails",)},
     "finds no Redis": {"before": ("", "waits")},
+    "finds no Redis, without a result": {"before": ("", "waits"), "ignore_result": True},
     "runs without Redis and fails": {
         "before": ("", "waits"),
         "began": ("fails",),
