@@ -302,7 +302,7 @@ class RedisBackend:
         return [meta, *(self.keys.lock(each.name) for each in part)], args
 
     def inspect(self, name: str, only: Sequence[str] = (), most: int = MOST_INSPECTED) -> LockState:
-        script = self._scripts["survey"]._replace(finds_keys=True)
+        script = self._scripts["survey"]
         try:
             self._agree(self.keys.meta(self.keys.bucket(name)))
             args = [str(most), "0", " ".join(only)]

@@ -116,7 +116,7 @@ class Inspection(NamedTuple):
         return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
     def _run(self, verb: str, calls: Sequence[Sequence[str]], args: Sequence[str]) -> list[Any]:
-        script = self.scripts[verb]._replace(finds_keys=True)
+        script = self.scripts[verb]
         if len(calls) == 1:
             return [self.transport.run(script, calls[0], args)[0]]
         outcomes = self.transport.run_each(script, [(keys, args) for keys in calls], Effort())
