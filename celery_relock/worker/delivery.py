@@ -39,8 +39,8 @@ class Delivery:
 
     Attributes:
         begun: whether the body of its task was reached by way of its lock.
-        over: whether its end is remembered, as its message was to be acknowledged by what it has
-            ended with.
+        over: of a message that is acknowledged late, whether its end is remembered, as it was to be
+            acknowledged by what its body has ended with.
         aside: what tells that it is set aside: it waits, or is a copy.
         aside_told: whether it was logged that somebody handled that.
         was_blocked: whether BLOCKED was stored in it. Its message need not be parked: its lock may

@@ -325,7 +325,8 @@ class Execution:
         execution. If its locks were not asked for, what waits for it is cleared away."""
         if self.message is None or isinstance(error, Aside | SentAgain):
             return
-        getattr(self.message, DELIVERY).over = is_acknowledged(self.task, error)
+        if self.task.acks_late:
+            getattr(self.message, DELIVERY).over = is_acknowledged(self.task, error)
         if self.asked or not header_of(self.message).is_awaited:
             return
         # What it came by (its marker, its line) has ended what it has there.

@@ -13,6 +13,7 @@ from celery.states import SUCCESS
 from celery.utils import uuid
 
 from ..engine import ids
+from ..engine.protocol import MODES
 from ..errors import LockConfigError
 from ..naming.names import NameRule, bind, signature_of
 from ..naming.template import check_name
@@ -185,7 +186,7 @@ def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
         raise LockConfigError(
             f"locked(): limit={limit!r} cannot be used. It takes a whole number from 1."
         )
-    if mode not in ("exclusive", "shared"):
+    if mode not in MODES:
         raise LockConfigError(
             f"locked(): mode={mode!r} cannot be used. It takes 'exclusive' or 'shared'."
         )
