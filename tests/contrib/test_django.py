@@ -69,8 +69,9 @@ class One(SimpleTestCase):
         try:
             assert charge(42) > 0
         except LockConfigError as error:
+            # Not raised: without `tblib` Django cannot send its traceback from process to process,
+            # and a pool of Python that fails so can wait for ever as it ends (cpython #73945).
             os.write(sys.__stderr__.fileno(), str(error).encode())
-            raise
 
 class Two(One):
     pass
@@ -117,9 +118,9 @@ def test_a_test_in_a_forked_process_of_djangos_runner_is_told_how_to_have_locks_
         check=False,
     )
 
-    assert (done.returncode == 0) == bool(cure), done.stderr
+    assert done.returncode == 0, done.stderr
     told = "was forked from it" in done.stderr and "override_settings" in done.stderr
-    assert told == (not cure)
+    assert told == (not cure), done.stderr
 
 
 WITHOUT_APP = """
