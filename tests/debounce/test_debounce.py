@@ -11,7 +11,7 @@ import uuid
 import pydantic
 import pytest
 from celery import Celery, Task, chain, chord, group
-from kombu import Exchange, Queue
+from kombu import Connection, Exchange, Queue
 
 from celery_relock import LockedTask, declaration
 from celery_relock.dedup import marker
@@ -22,6 +22,7 @@ from celery_relock.worker.parking import home, publish
 from tests.support import leftovers, long, wait_for
 from tests.support.monitor import Monitor
 from tests.support.ports import free_port
+from tests.support.tcp import TcpProxy
 from tests.support.worker import ROOT, environment_of
 
 APP = "tests.debounce.apps.calls"
@@ -535,8 +536,24 @@ def test_on_rabbitmq_a_queue_of_the_call_is_there_when_its_message_comes(
 ):
     worker = module_worker(APP, namespace=namespace, env={"RELOCK_TEST_BROKER": rabbitmq.url})
     task, queue = worker.module.later, f"queue-{shop}"
-    result = task.apply_async((shop, 1), queue=queue, priority=2)
+    # The connection of an earlier test can be used, and have ended.
+    result = task.apply_async((shop, 1), queue=queue, priority=2, retry=True)
     _backend(task).force_release(_name(task, shop))
     wait_for(lambda: _is_over(task, shop), LONG, "the worker to publish it")
     task.app.control.add_consumer(queue, destination=[worker.node])
     assert result.get(timeout=LONG) == 1
+
+
+def test_a_call_is_merged_although_the_broker_has_ended_its_connection(m, shop, rabbitmq):
+    """As RabbitMQ does with one that was silent for long."""
+    calls = []
+    with (
+        TcpProxy(rabbitmq.port) as proxy,
+        Connection(f"amqp://127.0.0.1:{proxy.port}") as connection,
+    ):
+        for queue in ("first", "second"):
+            how = {"connection": connection, "queue": f"{queue}-{shop}"}
+            calls.append(m.later.apply_async((shop, queue), retry=True, **how))
+            proxy.cut()
+    assert calls[0].id == calls[1].id
+    _backend(m.later).force_release(_name(m.later, shop))
