@@ -24,7 +24,7 @@ from ..engine.protocol import LINE, Claim, Conflict, PlaceRequest
 from ..errors import LockConfigError, LockUnavailable, RelockError
 from ..worker.conflict import end_unexecuted
 from ..worker.delivery import Delivery
-from ..worker.message import SAYS, moment, retried_by, seconds_to_expiry
+from ..worker.message import SAYS, attempt_before, moment, retried_by, seconds_to_expiry
 
 #: The field of our header with a call's line and its ticket.
 ORDER = "order"
@@ -68,7 +68,7 @@ class Sender:
                     raise
                 of = self._task.name, task_id
                 logger.error("%s[%s] is sent without a place in its order: %s", *of, error)
-        own, place = self._execution_id, [name, self._ticket]
+        own, place = self._execution_id, [name, 0 if _was_here(name, options) else self._ticket]
         options[SAYS] = {**options.get(SAYS, {}), ORDER: place, "execution_id": own}
         try:
             return self._publish(args, kwargs, **options)
@@ -159,6 +159,13 @@ def _is_kept(fields: Mapping[str, Any], name: str) -> bool:
     """Whether this is the retry of an execution that keeps its place for the retry."""
     retried = retried_by({"id": fields.get("task_id"), **fields})
     return retried is not None and retried.to_retry.get(ORDER, [""])[0] == name
+
+
+def _was_here(name: str, options: Mapping[str, Any]) -> bool:
+    """Whether this is the retry of a call that has left its place in this line: one that was behind
+    it can have begun."""
+    before = attempt_before({"id": options["task_id"], **options}, options.get("headers"))
+    return before is not None and (before.order is None or before.order[0] == name)
 
 
 def on_publish(header: dict[str, Any], retried: Delivery | None) -> None:

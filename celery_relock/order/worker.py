@@ -105,13 +105,14 @@ class _HeldLine(HeldBeside):
         if not ticket:
             return None  # relock_enabled=False
         in_order = told is not None and told[1] == ticket
-        if self.options.order_retry == "keep":
+        keeps = self.options.order_retry == "keep"
+        if keeps:
             self.to_retry = [self.name, ticket if in_order else 0]
-        if not in_order:
+        if not in_order and (keeps or not self.message.retries):
             self.out_of_order = (
                 "it came after it had been passed over, or its place was lost"
                 if told and told[1]
-                else "it was sent without a place in it, or an attempt before it was passed over"
+                else "it was sent without a place in it, or an attempt before it has left it"
             )
         return in_order
 

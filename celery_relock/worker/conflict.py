@@ -255,7 +255,7 @@ def _waits_in_its_slot(policy: Any, message: Any | None) -> bool:
 
 def _patience_in_slot(attempt: Attempt) -> float:
     """For how many seconds it can wait there: what is left of `lock_max_wait`, or the default."""
-    if consumes_here() and running_request() is None:
+    if _is_called_by_the_worker():
         return 0.0
     message, options = attempt.message, attempt.options
     left = None if message is None else seconds_left(message, options)
@@ -437,6 +437,9 @@ def _conflict_error(attempt: Attempt, answer: Conflict | Duplicate) -> LockConfl
     if attempt.lease.claim.names[0].startswith(LINE):
         # For its turn an execution waits, whatever it does while somebody holds its lock.
         said = f"lock_order={options.order!r}"
+    if _is_called_by_the_worker():
+        said += ", but an error callback that a worker calls in its main process waits for nobody. "
+        said += "With one argument, the failed task's id, it is sent as a task, which waits"
     return LockConflict(
         f"{text}; {said}{bound}",
         name=busy.name.removeprefix(LINE) if busy else None,
@@ -467,6 +470,11 @@ def remember_consumer() -> None:
 def consumes_here() -> bool:
     """Whether this is the thread in which the worker consumes: it must wait for nobody."""
     return _consumer == (os.getpid(), threading.get_ident())
+
+
+def _is_called_by_the_worker() -> bool:
+    """Whether this is an error callback that the worker calls there."""
+    return consumes_here() and running_request() is None
 
 
 def _claim_anew(attempt: Attempt) -> None:

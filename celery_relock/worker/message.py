@@ -353,21 +353,30 @@ def _of_call(
     prefix, options = properties.pop(PREFIX, None), call_options(properties)
     for name in options:
         del properties[f"lock_{name}"]
-        if name not in OPTION_NAMES:  # by `send_task`: all else has been refused before
-            text = "A worker will refuse this call of %s: %s"
-            logger.error(text, fields.get("task"), unknown(f"lock_{name}", "lock_"))
-    if options and fields.get("task") in _MAPS:
-        logger.warning(
-            "%s calls its task directly, so the options %s of this call are not used: declare them "
-            "on the task, or send a group",
-            *(fields["task"], ", ".join(f"lock_{name}" for name in options)),
-        )
+    if options:
+        _tell_of_unused(fields.get("task"), options, queues)
     if before is not None:
         prefix, options = before.prefix, {**before.options, **options}
     elif prefix is None:
         # A plain task, or one that is sent by its name: a locked task may come after it.
         prefix = prefix_here() if running_request() else _prefix_of_sender(queues)
     return prefix, options
+
+
+def _tell_of_unused(task: Any, options: Mapping[str, Any], queues: Iterable[Any]) -> None:
+    """Log which options of a call its task will refuse, or not use."""
+    written, known = ", ".join(f"lock_{name}" for name in options), _sender(queues).tasks.get(task)
+    if task in _MAPS:
+        text = "calls its task directly: declare them on the task, or send a group"
+    elif known is not None and not hasattr(known, "_relock_declares"):
+        text = "is no LockedTask"
+    else:
+        for name in options:
+            if name not in OPTION_NAMES:  # by `send_task`: all else has been refused before
+                refusal = unknown(f"lock_{name}", "lock_")
+                logger.error("A worker will refuse this call of %s: %s", task, refusal)
+        return
+    logger.warning("The options %s of a call of %s are not used: it %s", written, task, text)
 
 
 def call_options(options: Mapping[str, Any]) -> dict[str, Any]:

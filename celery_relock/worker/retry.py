@@ -69,8 +69,6 @@ class LeftToRetry:
             if is_left or is_autoretried(self.task, raised):
                 afterwards(partial(self.end, raised))
                 self.open = True
-            else:
-                delivery.locks = None
 
     def leave(self, sent: Retried) -> None:
         """Leave the lease to the retry, if that needs any of it; release what it does not need."""
@@ -93,7 +91,6 @@ class LeftToRetry:
     def end(self, error: Exception | None) -> None:
         """The message is over: the retry of its error was sent, or there is none."""
         delivery = delivery_of(self.message)
-        delivery.locks = None
         if delivery.retry is not None:
             self.leave(delivery.retry)
         over = is_acknowledged(self.task, error)

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from celery import current_app
 
-from ..declaration import engine_of, is_locked
+from ..declaration import engine_of
 from ..engine import events, ids, reentrancy
 from ..engine.crash import journal
 from ..engine.engine import Engine
@@ -47,9 +47,7 @@ from ..worker.states import (
     SentAgain,
     Waits,
     end_dropped,
-    has_retried,
     is_acknowledged,
-    is_autoretried,
     is_requeued,
     remember_for,
 )
@@ -274,12 +272,11 @@ def _end(task: Any, message: Any, error: BaseException) -> None:
     """A step ends with an error."""
     for hold in holds_of(message):
         hold.acknowledged = is_acknowledged(task, error)
-    # Celery's autoretry lies around a LockedTask's `run`: it sends the retry of this error next,
-    # and what that leaves is released when the message is over.
-    is_next = is_locked(type(task)) and is_autoretried(task, error)
-    if not (is_next or has_retried(message, error)):
-        comes_again = isinstance(error, Waits | SentAgain) or is_requeued(task, error)
+    comes_again = isinstance(error, Waits | SentAgain) or is_requeued(task, error)
+    if comes_again or not isinstance(error, Exception):
         _leave_all(message, again=comes_again)
+    # Else when the message is over: what lies around `run` (autoretry, a class's own `__call__`)
+    # can still make a retry of this error, a result, or another call of the body.
 
 
 def _acquire_all(task: Any, message: Any) -> None:

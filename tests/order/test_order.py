@@ -221,16 +221,22 @@ def test_a_call_that_does_not_come_holds_up_nobody(worker, m, account, late, how
         ("update", "slow retry", [1, 1, 2]),
         ("lets_pass", "slow retry", [1, 2, 1]),
         ("retried", "slow fail", [1, 1, 2]),
+        ("retries_outside", "before", [2, 1]),
+        ("retries_outside", "after", [1, 2, 1]),
     ],
 )
 def test_a_retry_keeps_its_place_or_goes_to_the_end(worker, m, account, task, how, expected):
     ordered = getattr(m, task)
-    ordered.delay(account, 1, how)
-    ordered.delay(account, 2)
+    first = ordered.delay(account, 1, how)
+    ordered.delay(account, 2, "")
     worker.journal.add(f"free {account}")
-    events = began(worker, account, 3)
+    events = began(worker, account, len(expected))
     assert numbers(events) == expected
-    assert [event["in_order"] for event in events] == [True, True, True]
+    in_order = [event["in_order"] for event in events]
+    assert in_order == [*[True] * (len(expected) - 1), expected[-1] == 2]
+    first.get(timeout=20)
+    told = f"{first.id}] does not run in the order"
+    assert (told in worker.log()) == (task == "retries_outside")
 
 
 @ON_REDIS

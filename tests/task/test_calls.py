@@ -73,7 +73,25 @@ def test_where_the_task_is_called_directly_options_are_told_to_be_of_no_use(
     sent = getattr(m.look, way)(items, *([1] if way == "chunks" else []))
     sent.apply_async(lock_on_conflict="drop").get(timeout=20)
 
-    assert "the options lock_on_conflict of this call are not used" in caplog.text
+    told = "options lock_on_conflict of a call of celery.{} are not used"
+    assert told.format("map" if way == "map" else "starmap") in caplog.text
+
+
+def test_an_option_that_is_none_is_told_where_a_call_by_name_is_sent(m, account, caplog):
+    sent = m.app.send_task(m.look.name, (account,), lock_maxwait=5)
+    with pytest.raises(LockConfigError, match="lock_maxwait"):
+        sent.get(timeout=20)
+
+    assert f"A worker will refuse this call of {m.look.name}: " in caplog.text
+    assert "lock_max_wait" in caplog.text
+
+
+def test_options_of_a_call_of_a_task_that_takes_no_lock_are_told_to_be_of_no_use(m, caplog):
+    m.plain.s().set(lock_max_wait=5, lock_maxwait=5).delay().get(timeout=20)
+
+    assert "options lock_max_wait, lock_maxwait of a call of" in caplog.text
+    assert "are not used: it is no LockedTask" in caplog.text
+    assert "will refuse" not in caplog.text
 
 
 def test_what_a_task_has_set_a_call_sets_to_none(m, account):

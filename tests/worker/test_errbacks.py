@@ -43,6 +43,7 @@ def test_an_errback_in_the_main_process_never_waits_for_its_lock(worker, account
     told = rf"(?:{errback}' raised|callback raised)(?s:.)*?LockConflict\W+(.*account:{account}.*)"
     reason = worker.wait_for_log(re.compile(told), timeout=30)[1]
     assert f"holds[{held.id}]" in reason
+    assert "waits for nobody. With one argument" in reason
     started = time.monotonic()
     assert worker.module.ping.delay().get(timeout=30) == "pong"
     assert time.monotonic() - started < 20

@@ -31,9 +31,11 @@ def test_its_marker_is_free(worker, m, account):
     assert m.is_killed_once.delay(account).id != first.id
 
 
-def test_its_order_goes_on_before_the_gap_is_over(worker, m, account):
+def test_its_order_goes_on_before_the_gap_is_over_and_is_told_to_be_left(worker, m, account):
     m.is_killed_in_order.delay(account)
     runs(worker, account)
+    [ran] = worker.journal.events("ran", account=account)
+    assert ran["in_order"] is False
 
 
 def test_the_lock_of_its_workflow_is_free_when_it_has_run(worker, m, account):

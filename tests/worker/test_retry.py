@@ -147,6 +147,16 @@ def test_a_retry_finds_out_that_what_was_kept_for_it_is_gone(worker, account):
     worker.wait_for_log(rf"WARNING.*account:{account}' lost.*was kept for this retry")
 
 
+@pytest.mark.parametrize("how", ["succeeds", "fails"])
+def test_a_retry_that_is_sent_outside_of_the_lock_finds_out_that_nothing_was_kept(
+    worker, account, how
+):
+    getattr(worker.module, f"{how}_and_retries_outside").delay(account)
+    second = _inside(worker, account, 2)[1]
+    assert not second["continuous"]
+    wait_until_free(worker, f"account:{account}")
+
+
 def test_a_retry_that_is_revoked_frees_what_is_kept_for_it(worker, account):
     sent = worker.module.keeps.delay(account, 3.0)
     worker.wait_for_log(rf"{sent.id}\] retry: ")

@@ -199,6 +199,28 @@ def test_links_are_part_of_the_workflow_and_error_callbacks_are_not(flow):
     flow.check(rival, "0", "1", "linked", "2")
 
 
+def test_an_error_callback_that_is_sent_is_a_stranger_to_the_workflow(flow):
+    failing = flow.step("1", "fail").on_error(flow.step("rescue"))
+    of_locked(flow, failing).delay()
+    rival = flow.rival()
+    flow.go_on()
+    rival.get(timeout=30)
+    flow.wait_for("rescue")
+    fences = {each["step"]: each["fence"] for each in flow.events("enter")}
+    assert fences["1"] > 0
+    assert fences["rescue"] == 0
+    flow.is_clean()
+
+
+def test_an_error_callback_that_is_called_where_the_step_failed_waits_for_nobody_beside_it(flow):
+    failing = flow.step("1", "fail").on_error(flow.module.rescues.s(account=flow.account))
+    locked(group(flow.step("0", "wait", queue="b"), failing), key=flow.key).delay()
+    flow.wait_for("rescue")
+    rival = flow.rival()
+    flow.go_on()
+    flow.check(rival, "0", "1", "rescue")
+
+
 def test_two_holding_tasks_in_one_chain_are_one_permit(flow):
     holding = flow.module.holding
     steps = [
@@ -218,6 +240,16 @@ def test_a_holding_task_that_retries_keeps_its_permit(flow, how):
     rival = flow.rival()
     flow.go_on()
     flow.check(rival, "0", "1")
+
+
+@pytest.mark.parametrize("how", ["calls it again", "retries", "returns"])
+@pytest.mark.parametrize("task", ["recovers", "recovers_locked"])
+def test_a_step_whose_class_handles_its_error_keeps_the_permit_for_what_comes_next(flow, task, how):
+    middle = flow.step("1", f"fail, {how}", getattr(flow.module, task), queue="b")
+    of_locked(flow, middle).delay()
+    rival = flow.rival()
+    flow.go_on()
+    flow.check(rival, "0", "1", "2")
 
 
 @pytest.mark.parametrize("option", [{}, {"on_gap": "raise"}, {"on_conflict": "raise"}])

@@ -108,6 +108,29 @@ def refused(self, account, number, how=""):
     return work(self, account, number, how)
 
 
+class Outside(LockedTask):
+    """Sends its retry before its body, or after it, where it has no lock."""
+
+    abstract = True
+
+    def before_start(self, task_id, args, kwargs):
+        if args[2] == "before" and not self.request.retries:
+            journal.wait_for(f"free {args[0]}", 30)
+            raise self.retry(countdown=0.5)
+
+    def __call__(self, account, number, how):
+        found = super().__call__(account, number, how)
+        if how == "after" and not self.request.retries:
+            journal.wait_for(f"free {account}", 30)
+            raise self.retry(countdown=0.5)
+        return found
+
+
+@app.task(base=Outside, bind=True, lock_key=KEY, lock_order="sent")
+def retries_outside(self, account, number, how=""):
+    return work(self, account, number, how)
+
+
 @ordered(lock_order_retry="end")
 def lets_pass(self, account, number, how=""):
     return work(self, account, number, how)

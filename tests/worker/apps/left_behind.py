@@ -164,6 +164,7 @@ def is_killed_once(self, account):
 
 @app.task(bind=True, base=Killed, **ORDERED)
 def is_killed_in_order(self, account):
+    journal.add("ran", account=account, in_order=self.lock.in_order)
     began(self, account)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 from typing import Any
 
 from celery import current_task
@@ -166,6 +167,29 @@ class StoresLate(LockedTask):
             time.sleep(1.0)
             journal.add("over", account=account)
             raise
+
+
+class RetriesOutside(Keeps):
+    """Sends its retry when its body has ended, and has its lock no more."""
+
+    abstract = True
+
+    def __call__(self, account):
+        with suppress(ValueError):
+            super().__call__(account)
+        if not self.request.retries:
+            raise self.retry(countdown=0)
+
+
+@app.task(base=RetriesOutside, bind=True)
+def succeeds_and_retries_outside(self, account):
+    enter(self, account)
+
+
+@app.task(base=RetriesOutside, bind=True)
+def fails_and_retries_outside(self, account):
+    enter(self, account)
+    raise ValueError(account)
 
 
 def retries_at_once(self: Any, account: str) -> None:

@@ -114,7 +114,7 @@ def act(task: Any, do: str, account: str, name: str) -> None:  # noqa: C901  # o
     first = task.request.retries == 0
     if do.startswith("wait"):
         journal.wait_for(f"go on {account}")
-    if do == "fail":
+    if do.startswith("fail"):
         raise ValueError(name)
     if do.endswith("autoretry in vain") or (do.endswith("autoretry") and first):
         raise Again(name)
@@ -169,6 +169,42 @@ class StoresLate(Task):
 @app.task(base=StoresLate, bind=True)
 def stores_late(self, previous=None, *, account, name, do=""):
     return body(self, previous, account, name, do)
+
+
+class Recovers(Task):
+    """Handles what its body raises, outside of the body's lock."""
+
+    def __call__(self, *args, **kwargs):
+        try:
+            return super().__call__(*args, **kwargs)
+        except ValueError:
+            fine = {**kwargs, "do": ""}
+            if kwargs["do"].endswith("calls it again"):
+                return super().__call__(*args, **fine)
+            if kwargs["do"].endswith("retries"):
+                raise self.retry(countdown=0.3, kwargs=fine) from None
+            return [kwargs["name"]]
+
+
+class RecoversLocked(Recovers, LockedTask):
+    abstract = True
+
+
+@app.task(base=Recovers, bind=True)
+def recovers(self, previous=None, *, account, name, do=""):
+    return body(self, previous, account, name, do)
+
+
+@app.task(base=RecoversLocked, bind=True, lock_key=KEY)
+def recovers_locked(self, previous=None, *, account, name, do=""):
+    return body(self, previous, account, name, do)
+
+
+@app.task(base=LockedTask, lock_key=KEY)
+def rescues(request, error, traceback, account):
+    """An error callback that Celery calls where the step has failed."""
+    with inside(rescues, account, "rescue"):
+        pass
 
 
 @app.task(base=LockedTask, lock_key=KEY, **AUTORETRY)
