@@ -124,6 +124,13 @@ def test_it_runs_again_at_once_if_its_own_call_put_it_back(worker, account, name
     happens(worker, account, "began", 1 + len(task.after))
 
 
+def test_it_runs_again_at_once_if_its_process_was_killed_before_its_autoretry_was_sent(
+    worker, account
+):
+    worker.module.tasks["locked", "is killed before it has sent its retry"].delay(account)
+    happens(worker, account, "began", 2)
+
+
 @pytest.mark.parametrize(
     "name", ["fails before it begins", "fails before it begins, without a result"]
 )

@@ -162,6 +162,12 @@ TASKS: dict[str, dict[str, Any]] = {
         "after": ("is killed",),
         "reject_on_worker_lost": True,
     },
+    "is killed before it has sent its retry": {
+        "began": ("fails",),
+        "sends_again": ("is killed",),
+        "autoretry_for": (ConnectionError,),
+        **LOST,
+    },
     "is sent by no broker": {"sends": 2 * ("fails",)},
     "fails twice before it begins": {"before": 2 * ("fails",)},
     "finds no Redis": {"before": ("", "waits")},
