@@ -184,14 +184,14 @@ def _end_waiting(attempt: Attempt, error: Exception | None) -> None:
 
 
 def is_over(attempt: Attempt, error: Exception | None) -> bool:
-    """Whether the message of an execution that ends with an error is acknowledged for good. If it
-    will be once Celery has sent a retry of the error, the execution ends then."""
+    """Whether the message of an execution that ends with an error is acknowledged for good. If
+    Celery is about to send a retry of the error, it ends after that: a process that is killed
+    before leaves a message that is to run again."""
     task, message = attempt.task, attempt.message
-    if is_acknowledged(task, error):
-        return True
-    if message is not None and is_autoretried(task, error):
+    if task.acks_late and message is not None and is_autoretried(task, error):
         afterwards(lambda: call_off(attempt) if is_acknowledged(task, error) else None)
-    return False
+        return False
+    return is_acknowledged(task, error)
 
 
 def withdraw_later(engine: Engine, execution_id: str, remember: float | None = None) -> None:

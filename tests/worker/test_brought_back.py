@@ -132,7 +132,12 @@ def test_it_runs_again_at_once_if_its_process_was_killed_before_its_autoretry_wa
 
 
 @pytest.mark.parametrize(
-    "name", ["fails before it begins", "fails before it begins, without a result"]
+    "name",
+    [
+        "fails before it begins",
+        "fails before it begins, without a result",
+        "fails before it begins, where no autoretry is",
+    ],
 )
 @pytest.mark.parametrize("kind", ["locked", "ordered"])
 def test_it_runs_after_an_error_before_it_began(worker, shelf, put, account, kind, name):

@@ -149,6 +149,10 @@ TASKS: dict[str, dict[str, Any]] = {
     "exits in its own call": {"after": ("exits",), **LOST},
     "fails before it begins": {"before": ("fails",)},
     "fails before it begins, without a result": {"before": ("fails",), "ignore_result": True},
+    "fails before it begins, where no autoretry is": {
+        "before": ("fails",),
+        "autoretry_for": (ConnectionError,),
+    },
     "fails before it begins after a wait": {"before": ("", "fails")},
     "is put back before it begins": {
         "before": ("is put back",),
