@@ -12,6 +12,7 @@ import os
 import queue
 import signal
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -65,9 +66,17 @@ def coroutine() -> Any:
     """The asyncio task that runs here, None outside of an event loop. asyncio is not loaded just to
     say no."""
     try:
-        return sys.modules["asyncio"].current_task()
+        task = sys.modules["asyncio"].current_task()
     except (KeyError, RuntimeError):
         return None
+    return None if task is None or (green() and _is_of_another_greenlet(task)) else task
+
+
+def _is_of_another_greenlet(task: Any) -> bool:
+    """asyncio knows the loop that runs, and its task, by the thread, which all greenlets share.
+    The loop notes who runs it by `threading.get_ident`, which tells greenlets apart."""
+    here = threading.get_ident()
+    return bool(getattr(task.get_loop(), "_thread_id", here) != here)
 
 
 def refuse_eventlet() -> None:

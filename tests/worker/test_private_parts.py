@@ -1,14 +1,16 @@
-"""Every part of Celery and kombu that is not documented and that the library hangs on, by the names
-under which docs/architecture.md lists them. A test fails when a new release has moved its part."""
+"""Every part of Celery, kombu and asyncio that is not documented and that the library hangs on, by
+the names under which docs/architecture.md lists them. A test fails when a new release has moved its
+part."""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 import pickle
 import sys
 from functools import partial
-from threading import Thread
+from threading import Thread, get_ident
 from types import SimpleNamespace
 
 import pytest
@@ -475,6 +477,14 @@ def _():
     key = delayed._waiting_key(5, "its.own")
     assert key == waiting.calculate_routing_key(5, "its.own")
     assert delayed.key_before(key) == "its.own"
+
+
+@row("`_thread_id` of asyncio's event loop")
+def _():
+    async def thread():
+        return asyncio.get_running_loop()._thread_id
+
+    assert asyncio.run(thread()) == get_ident()
 
 
 @row("a stored success is not overwritten, and `Backend.forget`")

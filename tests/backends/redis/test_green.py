@@ -288,3 +288,43 @@ def test_coroutines_wait_for_a_lock_and_renew_it_where_threads_are_greenlets(
         first=GEVENT,
     )
     assert said == ["True"]
+
+
+def test_a_greenlet_is_no_coroutine_of_the_loop_that_another_greenlet_runs(
+    redis_url: str, namespace: str
+) -> None:
+    """asyncio keeps the loop that runs, and its task, by the thread that the greenlets share."""
+    said = programs.run(
+        """
+        import asyncio
+        from celery_relock import Lock
+        calls, goes_on, waits, over = (threading.Event() for _ in range(4))
+        one, two = (Lock(URL, name, namespace=NAMESPACE, timeout=30) for name in "ab")
+
+        async def another():
+            return two.owned(), two.acquire(blocking=False)
+
+        async def in_the_loop():
+            calls.set()
+            goes_on.wait()  # a blocking call, in which this task stays the current one
+            with two:
+                say(two.owned(), await asyncio.create_task(another()))
+            waits.set()
+            while not over.is_set():
+                await asyncio.sleep(0.01)
+
+        running = spawn(asyncio.run, in_the_loop())
+        calls.wait()
+        with one:
+            goes_on.set()
+            waits.wait()
+            say(one.owned())
+        say(one.locked())
+        over.set()
+        join(running)
+        """,
+        redis_url,
+        namespace,
+        first=GEVENT,
+    )
+    assert said == ["True (False, False)", "True", "False"]
