@@ -249,10 +249,10 @@ class Lock(NamedLock["Client"]):
         if lease.state is State.ASKED:
             self.release()  # a failed release has left it in our own way
             return None
-        if lease.state is State.HELD and grip.of_another:
-            return self._of_another(lease, wait)
         if self._for_any_thread and grip.holder is not threading.current_thread():
             return None
+        if lease.state is State.HELD and grip.of_another:
+            return self._of_another(lease, wait)
         return self._re_enter(grip)
 
     def _of_another(self, lease: Lease, wait: float | None) -> Conflict:

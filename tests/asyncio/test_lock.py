@@ -600,6 +600,22 @@ def test_a_coroutine_cannot_use_what_another_holds_through_a_lock_of_threads(
     run(hand_over())
 
 
+def test_another_thread_waits_for_what_a_coroutine_holds_for_any_thread(
+    redis_url: str, namespace: str
+) -> None:
+    one = celery_relock.Lock(redis_url, "a", thread_local=False, namespace=namespace)
+
+    async def main() -> None:
+        one.acquire()
+        waits = asyncio.create_task(asyncio.to_thread(one.acquire, blocking_timeout=30))
+        await until(lambda: one._engine.inspect("a").waiting)
+        one.release()
+        assert await waits
+        one.release()
+
+    run(main())
+
+
 async def as_another(call: Callable[[], Any]) -> Any:
     """What a call returns in a task of its own."""
 
