@@ -14,6 +14,7 @@ so a message goes to the first that is free.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -21,7 +22,14 @@ from contextlib import suppress
 from typing import Any
 
 from celery import bootsteps
-from celery.worker.state import active_requests, all_total_count, reserved_requests
+from celery.signals import task_postrun
+from celery.worker.state import (
+    active_requests,
+    all_total_count,
+    requests,
+    reserved_requests,
+    task_ready,
+)
 from kombu import Consumer, Exchange, Queue
 from kombu.common import Broadcast, ignore_errors
 
@@ -487,6 +495,20 @@ def _has_free_slot(c: Any) -> bool:
 def _ended() -> int:
     """How many tasks have ended in this worker."""
     return int(all_total_count[0]) - len(active_requests)
+
+
+def _escapes(task_id: str = "", **_: Any) -> None:
+    """A task ends with what its tracer does not catch: `sys.exit()`, a cancelled coroutine.
+
+    Celery's pools that run it in the worker's own process do not see that it has ended. It would
+    count as active, and its slot as busy, for as long as the worker lives.
+    """
+    request = requests.get(task_id)
+    if request is not None and sys.exc_info()[0] is not None:
+        task_ready(request)
+
+
+task_postrun.connect(_escapes, weak=False, dispatch_uid="celery_relock.slots")
 
 
 def _execution(message: Any) -> str:

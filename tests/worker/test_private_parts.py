@@ -314,7 +314,7 @@ def _():
 
 @row(
     "`celery.worker.state`: `revoked`, `revoked_stamps`, `active_requests`, `reserved_requests`, "
-    "`all_total_count`"
+    "`all_total_count`, `task_ready`"
 )
 def _():
     _, task = app_with_a_task()

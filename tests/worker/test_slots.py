@@ -137,6 +137,16 @@ def test_turns_follow_each_other_though_each_slot_is_taken_at_once(start, accoun
     m.app.control.purge()
 
 
+@pytest.mark.parametrize("how", ["cancelled", "exit", "shutdown"])
+def test_a_body_that_ends_with_no_exception_leaves_its_slot_free(start, account, how):
+    (worker,) = start("redis", 1, "threads")  # where nothing else ends by that
+    worker.module.ends.delay(how)
+    worker.module.note.delay("behind it").get(timeout=10)
+    lock, result = parked(worker, account)
+    lock.release()
+    assert result.get(timeout=10) == result.id
+
+
 def test_a_pool_that_a_cold_shutdown_has_ended_has_no_slot_for_what_still_comes():
     pool = TaskPool(1, app=Celery(broker="memory://", set_as_current=False))
     worker = SimpleNamespace(pool=pool, controller=None)

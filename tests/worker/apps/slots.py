@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import sys
 import time
 from typing import Any
 
+from celery.exceptions import WorkerShutdown
 from celery.signals import task_received
 
 from celery_relock import LockedTask
@@ -37,6 +40,24 @@ def stands(self: Any, gate: str, seconds: float = 0.0) -> None:
 def takes(self: Any, account: str, turn: int = 0) -> str:
     journal.add("took", account=account, turn=turn, host=self.request.hostname)
     return str(self.request.id)
+
+
+@app.task(acks_late=False)
+def ends(how: str) -> None:
+    """Ends with what is no `Exception`: Celery's pool of threads would not acknowledge that late,
+    and the worker would receive nothing more."""
+    if how == "cancelled":
+        asyncio.run(_cancelled())
+    if how == "shutdown":
+        raise WorkerShutdown(0)
+    sys.exit(1)
+
+
+async def _cancelled() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await asyncio.sleep(1)
 
 
 @app.task
