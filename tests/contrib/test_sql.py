@@ -482,6 +482,18 @@ def test_a_frozen_holder_loses_updates_and_with_the_fence_none(
     assert with_fence["lost updates"] == 0
 
 
+def test_the_row_is_locked_although_the_servers_default_engine_has_no_transactions(
+    mariadb: MariaDB,
+) -> None:
+    """In a table of such an engine, two transactions were let through side by side."""
+    by = {"init_command": "SET default_storage_engine = Aria, innodb_lock_wait_timeout = 0"}
+    way = Way("mariadb", lambda **more: mariadb.connect(database="shop", **by, **more))
+    with way.transaction() as old:
+        fence(old, "account:42", 1)
+        with pytest.raises(pymysql.err.OperationalError), way.transaction() as new:
+            fence(new, "account:42", 2)
+
+
 def test_in_django_the_table_comes_by_migration(
     postgres: Postgres, mariadb: MariaDB, tmp_path: Path
 ) -> None:
