@@ -342,6 +342,22 @@ def test_a_lock_that_is_lost_inside_the_block_commits_nothing(
     assert database.payments() == []
 
 
+def test_namespaces_share_the_row_of_a_lock_name(database: Way) -> None:
+    """Too strict for two programs, but a program whose namespace changes goes on where it was."""
+    shop, billing = (Lock("memory://", "account:42", namespace=n) for n in ("shop", "billing"))
+    with shop:
+        with billing, database.transaction() as connection, billing.fenced(connection):
+            pay(connection, 1)
+        with (
+            database.transaction() as connection,
+            pytest.raises(LockLost, match="higher"),
+            shop.fenced(connection),
+        ):
+            pay(connection, 2)
+
+    assert database.payments() == [1]
+
+
 def test_what_is_not_held_or_has_several_holders_is_not_fenced(
     database: Way, lock: Callable[..., Lock]
 ) -> None:
