@@ -82,7 +82,7 @@ def backend_settings(app: Any) -> BackendSettings:
         _refuse_options_of_a_url(conf, "relock_url is a client, which has its own")
         return BackendSettings(given, **beside)
     if (own := _own_url(conf)) is not None:
-        transport = _own_transport(conf)
+        transport = _own_transport(conf, own)
         return BackendSettings(own, _own_ssl(conf, own), transport=transport, **beside)
     for source in ("result_backend", "broker_read_url", "broker_write_url"):
         value, is_backend = getattr(conf, source), source == "result_backend"
@@ -293,20 +293,35 @@ def _own_ssl(conf: Any, url: str) -> Any:
     return (conf.get("redis_backend_use_ssl") or None) if is_tls else None
 
 
-def _own_transport(conf: Any) -> Mapping[str, Any] | None:
+def _own_transport(conf: Any, url: str) -> Mapping[str, Any] | None:
     own = _get(conf, "relock_transport_options", None)
     if own is None:
         return None
     if not isinstance(own, Mapping):
         kind = type(own).__qualname__
         raise LockConfigError(f"settings: relock_transport_options must be a dict, not {kind}")
-    for name in own:
+    scheme = url.strip().partition("://")[0].lower()
+    read = _read_by(scheme)
+    for name, value in own.items():
         if name not in _OWN_TRANSPORT:
             raise LockConfigError(
                 f"settings: relock_transport_options has no option {name!r}. There are "
                 + ", ".join(_OWN_TRANSPORT)
             )
+        if name not in read and value is not None:
+            raise LockConfigError(
+                f"settings: relock_transport_options: {name} is never used: relock_url begins with "
+                f"{scheme}://. Sentinels (sentinel://) read all of these options, a cluster "
+                "(redis+cluster://) reads patience. Leave the others out."
+            )
     return own
+
+
+def _read_by(scheme: str) -> tuple[str, ...]:
+    """The transport options that a URL reads, or ignores because it is for tests."""
+    if scheme in ("sentinel", "memory"):
+        return _OWN_TRANSPORT
+    return ("patience",) if scheme.endswith("+cluster") else ()
 
 
 def visibility_timeout(conf: Any) -> float:

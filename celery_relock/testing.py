@@ -51,8 +51,10 @@ class Relock:
         return bool(self._engine.inspect(name).holds)
 
     def waiting(self, name: str) -> int:
-        """How many executions wait for a lock, in a process or parked."""
-        return self._engine.inspect(name).waiting
+        """How many executions wait for a lock, in a process or parked. A call that has its place in
+        an order (`lock_order`) counts when a worker has received it."""
+        backend: Any = self._engine.backend
+        return int(backend.waiting(name))
 
     @contextmanager
     def hold(self, name: str, permits: int = 1) -> Iterator[int]:

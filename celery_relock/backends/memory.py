@@ -1600,6 +1600,11 @@ class MemoryBackend:
             holds.sort(key=lambda hold: (hold.fence, hold.execution_id))
             return LockState(tuple(holds if only else holds[:most]), len(lock.queue))
 
+    def waiting(self, name: str) -> int:
+        """How many executions wait for a lock, or have come and wait in its order."""
+        with self._executes(_Command) as command:
+            return len(command.lock(name).queue) + len(command.lock(LINE + name).messages)
+
     def force_release(self, name: str, execution_id: str = "") -> tuple[HoldInfo, ...]:
         with self._executes(_Command) as command:
             lock, released = command.lock(name), []

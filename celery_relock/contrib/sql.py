@@ -69,10 +69,13 @@ def create_table(dialect: str = "postgresql") -> str:
     Raises:
         LockConfigError: the dialect is none of these.
     """
-    # MySQL compares text without regard to case unless it is told otherwise.
-    exactly = " COLLATE utf8mb4_bin" if _statement(dialect) is _ON_DUPLICATE_KEY else ""
-    name = f"name varchar({_LONGEST}){exactly and ' CHARACTER SET utf8mb4'}{exactly}"
-    return f"CREATE TABLE {TABLE} ({name} PRIMARY KEY, token bigint NOT NULL)"
+    exactly, engine = "", ""
+    if _statement(dialect) is _ON_DUPLICATE_KEY:
+        # MySQL compares text without regard to case unless it is told otherwise; and the default
+        # engine of a server can be one without transactions, which locks no row.
+        exactly, engine = " CHARACTER SET utf8mb4 COLLATE utf8mb4_bin", " ENGINE=InnoDB"
+    name = f"name varchar({_LONGEST}){exactly}"
+    return f"CREATE TABLE {TABLE} ({name} PRIMARY KEY, token bigint NOT NULL){engine}"
 
 
 def fence(connection: Any, name: str, token: int) -> None:

@@ -342,6 +342,22 @@ def test_a_lock_that_is_lost_inside_the_block_commits_nothing(
     assert database.payments() == []
 
 
+def test_namespaces_share_the_row_of_a_lock_name(database: Way) -> None:
+    """Too strict for two programs, but a program whose namespace changes goes on where it was."""
+    shop, billing = (Lock("memory://", "account:42", namespace=n) for n in ("shop", "billing"))
+    with shop:
+        with billing, database.transaction() as connection, billing.fenced(connection):
+            pay(connection, 1)
+        with (
+            database.transaction() as connection,
+            pytest.raises(LockLost, match="higher"),
+            shop.fenced(connection),
+        ):
+            pay(connection, 2)
+
+    assert database.payments() == [1]
+
+
 def test_what_is_not_held_or_has_several_holders_is_not_fenced(
     database: Way, lock: Callable[..., Lock]
 ) -> None:
@@ -480,6 +496,18 @@ def test_a_frozen_holder_loses_updates_and_with_the_fence_none(
     assert alone["lost updates"]
     assert with_fence["freezes"]
     assert with_fence["lost updates"] == 0
+
+
+def test_the_row_is_locked_although_the_servers_default_engine_has_no_transactions(
+    mariadb: MariaDB,
+) -> None:
+    """In a table of such an engine, two transactions were let through side by side."""
+    by = {"init_command": "SET default_storage_engine = Aria, innodb_lock_wait_timeout = 0"}
+    way = Way("mariadb", lambda **more: mariadb.connect(database="shop", **by, **more))
+    with way.transaction() as old:
+        fence(old, "account:42", 1)
+        with pytest.raises(pymysql.err.OperationalError), way.transaction() as new:
+            fence(new, "account:42", 2)
 
 
 def test_in_django_the_table_comes_by_migration(

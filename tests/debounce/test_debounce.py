@@ -463,7 +463,7 @@ def apart(m, monkeypatch):
 
 
 def test_without_redis_a_call_fails_or_is_sent_at_once(worker, m, shop, apart):
-    apart(relock_url=f"redis://127.0.0.1:{free_port()}", relock_transport_options={"patience": 0.2})
+    apart(relock_url=f"redis://127.0.0.1:{free_port()}")
     with pytest.raises(LockUnavailable):
         m.later.delay(shop, 1)
     sent = m.later.apply_async((shop, 2), lock_on_unavailable="retry")

@@ -316,6 +316,10 @@ def test_settings_in_a_namespace_of_the_app_are_no_near_misses(server):
     [
         ({"relock_tttl": 3}, "Did you mean relock_ttl?"),
         ({"relock_ttl": "long"}, "relock_ttl='long' cannot be used"),
+        (
+            {"relock_url": "rediss://h", "relock_use_ssl": {"ssl_ca_data": 5}},
+            "ssl_ca_data=5 cannot be used",
+        ),
         ({"relock_order": "sent", "relock_limit": 3}, "excludes lock_limit=3"),
     ],
 )

@@ -54,6 +54,10 @@ def shop() -> Iterator[Shop]:
     def step(number: int) -> None:
         app.seen.append((number, app.held("workflow")))
 
+    @app.task(base=LockedTask, lock_key="account:{account}", lock_order="sent", shared=False)
+    def ship(account: int, number: int) -> None:
+        app.seen.append(number)
+
     @app.task(base=LockedTask, lock_key="report", lock_dedup="until_done", shared=False)
     def report() -> str:
         return "done"
@@ -104,6 +108,22 @@ def test_tasks_in_a_worker_take_turns_are_parked_and_resumed(
 
     assert shop.seen == [9, 9, 0, 0, 1, 1, 2, 2, 3, 3]
     assert fences == sorted({token, *fences})[1:]
+
+
+def test_who_waits_in_the_order_of_a_lock_is_counted(
+    shop: Shop, relock: Relock, task: Callable[[str], Any]
+) -> None:
+    ship, sent = task("ship"), []
+    with relock.hold("account:42"):
+        for number in range(4):
+            sent.append(ship.delay(42, number))
+            wait_for(lambda: relock.waiting("account:42") == len(sent))
+        assert relock.waiting("account:7") == 0
+    for result in sent:
+        result.get(timeout=30)
+
+    assert shop.seen == [0, 1, 2, 3]
+    assert relock.waiting("account:42") == 0
 
 
 def test_a_dedup_marker_lives_in_memory(relock: Relock, task: Callable[[str], Any]) -> None:

@@ -428,6 +428,28 @@ def test_options_of_a_relock_url_are_refused_without_it(
     backend_settings(make(relock_url="memory://", **option))
 
 
+@pytest.mark.parametrize(
+    ("url", "read"),
+    [
+        *((url, ()) for url in ("redis://h", "REDISS://h", "unix:///run/redis.sock")),
+        ("redis+cluster://h", ("patience",)),
+        ("rediss+cluster://h", ("patience",)),
+        *((url, (*MASTER, "patience")) for url in (THREE, "sentinel://h", "memory://")),
+    ],
+)
+def test_transport_options_that_the_url_does_not_read_are_refused(
+    url: str, read: tuple[str, ...]
+) -> None:
+    for name, value in {**MASTER, "patience": 5}.items():
+        app = make(relock_url=url, relock_transport_options={name: value})
+        if name in read:
+            backend_settings(app)
+        else:
+            with pytest.raises(LockConfigError, match=f"relock_transport_options: {name} is never"):
+                backend_settings(app)
+        backend_settings(make(relock_url=url, relock_transport_options={name: None}))
+
+
 def test_how_many_replicas_have_to_have_a_hold_is_a_setting() -> None:
     assert backend_settings(make(relock_url="redis://h")).replicas == (0, 1.0)
     client = redis.Redis(host="locks")

@@ -19,6 +19,7 @@ from redis.sentinel import Sentinel
 from ...errors import LockConfigError, RelockError
 from .connections import Connections, Server
 from .errors import FAULTS, note_address
+from .tls import check_tls
 
 Address: TypeAlias = "tuple[str, int]"
 
@@ -67,7 +68,7 @@ class Finder:
         address: the master's address at the last look; None before the first.
 
     Raises:
-        LockConfigError: redis-py does not know an option.
+        LockConfigError: redis-py does not know an option, or one of TLS cannot be used.
     """
 
     def __init__(
@@ -94,6 +95,8 @@ class Finder:
             self._link(self.hosts[0], BUDGET)
         except (TypeError, ValueError, redis.RedisError) as error:
             raise LockConfigError(f"sentinel_kwargs cannot be used: {error}") from error
+        if self._options.get("ssl"):
+            check_tls(self._options, "sentinel_kwargs: ")
 
     @property
     def asked(self) -> tuple[Any, ...]:

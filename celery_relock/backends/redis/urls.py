@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from inspect import signature
-from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -31,6 +30,7 @@ from .cluster import FAILOVER, Cluster, Node, Remap
 from .connections import NONE, Connections, Replicas, Server, Transport
 from .errors import FAULTS
 from .sentinel import Finder, ToMaster, Watched
+from .tls import check_tls
 
 _Made = TypeVar("_Made", bound=Transport)
 
@@ -46,7 +46,6 @@ _NEXT_URL = re.compile(r";(?=[\w+.-]+://)")
 _SECRETS = re.compile(
     r"([?&](?:[^=&#]*pass[^=&#]*|sentinel_kwargs)=)[^&]*(?:&(?![^&=]+=)[^&]*)*", re.IGNORECASE
 )
-_FILES = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
 # The options that we use besides `ssl_…`: from a client (and each `socket_…`), and from a URL.
 _TAKEN = {"host", "port", "path", "db", "client_name"}
 _TAKEN |= {"username", "password", "credential_provider"}
@@ -207,6 +206,8 @@ def _kind(options: Mapping[str, Any]) -> tuple[type[Any], dict[str, Any]]:
     for name in _TIMEOUTS:
         if not 0 < kwargs[name] <= LONGEST:
             raise LockConfigError(f"{name}={kwargs[name]!r} cannot be used: use seconds above 0")
+    if issubclass(kind, redis.SSLConnection):
+        check_tls(options)
     # No CLIENT SETINFO: it takes two round trips, redis-py 8 reads its version from a file for each
     # connection, and in redis-py 5.0 the error of an older Redis keeps the caller's frames alive,
     # with a `Lock` that was dropped, until the garbage collector comes.
@@ -414,7 +415,7 @@ def _tls(
         raise LockConfigError(f"{shown}: a unix socket has no TLS. Remove the TLS options")
     if not (ssl or scheme in ("rediss", "sentinel")):
         raise LockConfigError(f"{shown} has TLS options, so it must begin with rediss://")
-    _check_tls(options, shown)
+    _check_names(options, shown)
     # Celery and redis-py spell the check of the server's certificate in different ways.
     wanted = options.get("ssl_cert_reqs", "required")
     text = "none" if wanted is None else str(getattr(wanted, "name", wanted))
@@ -431,14 +432,11 @@ def _tls(
     return options
 
 
-def _check_tls(options: Mapping[str, Any], shown: str) -> None:
+def _check_names(options: Mapping[str, Any], shown: str) -> None:
     known = [n for n in signature(redis.SSLConnection).parameters if n.startswith("ssl_")]
-    for name, value in options.items():
+    for name in options:
         if name not in known:
             raise LockConfigError(f"{shown}: no TLS option {name!r}. There are {', '.join(known)}")
-        # Else the error would say that the server cannot be reached.
-        if name in _FILES and value and not Path(value).exists():
-            raise LockConfigError(f"{shown}: {name}={value!r}: there is no such file")
     if options.get("ssl_keyfile") and not options.get("ssl_certfile"):
         raise LockConfigError(f"{shown}: ssl_keyfile needs its ssl_certfile")
 

@@ -195,6 +195,10 @@ def test_a_sentinel_that_knows_too_few_others_is_not_believed(service: Watched) 
         ("sentinel://a/x", {}, "must be a number"),
         ("sentinel://a", {"sentinel_kwargs": "secret"}, "must be a dict, not str"),
         ("sentinel://a", {"sentinel_kwargs": {"pasword": "secret"}}, "sentinel_kwargs"),
+        *(
+            ("sentinel://a", {"sentinel_kwargs": {"ssl": True, **tls}}, "sentinel_kwargs: ssl_")
+            for tls in ({"ssl_ca_certs": "/no/such.pem"}, {"ssl_ca_data": 5})
+        ),
         ("sentinel://a", {"min_other_sentinels": "two"}, "numbers"),
         ("sentinel://a", {"patience": -1}, "numbers"),
         ("sentinel://a?ssl_cert_reqs=often", {}, "ssl_cert_reqs"),
@@ -203,6 +207,11 @@ def test_a_sentinel_that_knows_too_few_others_is_not_believed(service: Watched) 
 def test_what_cannot_be_used_is_refused_at_once(url: str, transport: Any, says: str) -> None:
     with pytest.raises(LockConfigError, match=says):
         transport_for_url(url, None, {"master_name": "shop", **transport})
+
+
+def test_without_tls_its_options_for_the_sentinels_are_passed_over() -> None:
+    off = {"ssl": False, "ssl_ca_certs": "/no/such.pem"}
+    transport_for_url("sentinel://a", None, {"master_name": "shop", "sentinel_kwargs": off})
 
 
 def test_a_user_of_the_sentinels_needs_two_permissions(

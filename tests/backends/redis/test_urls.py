@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from inspect import signature
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -16,11 +17,15 @@ import pytest
 import redis
 
 from celery_relock.backends.redis.errors import translate
-from celery_relock.backends.redis.urls import safe_url, transport_for_url
+from celery_relock.backends.redis.urls import (
+    safe_url,
+    transport_for_client,
+    transport_for_url,
+)
 from celery_relock.errors import LockConfigError, LockUnavailable
 from tests.support import RedisServer
 from tests.support.backends import client_of, options_of
-from tests.support.tls import speaks_tls
+from tests.support.tls import Authority, speaks_tls
 
 PASSWORD = "p@ss/w:o#r?d%&;"
 Connect = Callable[..., redis.Redis]
@@ -158,6 +163,19 @@ def test_a_client_certificate_is_shown(
     assert connect(f"rediss://localhost:{port}/0", certificate).ping()
 
 
+def test_a_renewed_certificate_counts_for_the_next_connection(
+    own_redis: Callable[..., RedisServer], certificate: dict[str, str], tmp_path: Path
+) -> None:
+    port, file = tls_server(own_redis, certificate), tmp_path / "ca.pem"
+    Authority(tmp_path)  # in that file: another than the server's
+    transport = transport_for_url(f"rediss://localhost:{port}/0", {"ssl_ca_certs": str(file)})
+    with pytest.raises(LockConfigError, match="CERTIFICATE_VERIFY_FAILED"):
+        transport.at("").answers(("PING",))
+    file.write_bytes(Path(certificate["ssl_ca_certs"]).read_bytes())
+
+    assert transport.at("").answers(("PING",))
+
+
 def tls_server(
     own_redis: Callable[..., RedisServer], certificate: dict[str, str], *more: str
 ) -> int:
@@ -245,12 +263,12 @@ def test_a_unix_socket_takes_no_option_of_tcp() -> None:
 
 
 def test_a_query_is_unquoted_once(tmp_path: Path) -> None:
-    odd = tmp_path / "a%20b.pem"
-    odd.write_text("x")
+    odd = tmp_path / "a%20b"
+    odd.mkdir()
 
-    kept = made_of(f"rediss://h?ssl_ca_certs={quote(str(odd), safe='')}")
+    kept = made_of(f"rediss://h?ssl_ca_path={quote(str(odd), safe='')}")
 
-    assert kept["ssl_ca_certs"] == str(odd)
+    assert kept["ssl_ca_path"] == str(odd)
 
 
 class Credentials(redis.CredentialProvider):
@@ -325,7 +343,7 @@ def test_a_credential_provider_is_named_as_in_celerys_urls(
         ("rediss://:secret@h?ssl_min_version=old", "ssl_min_version='old' cannot be used"),
         ("rediss://:secret@h?ssl_cert_reqs=sometimes", "'required', 'optional' or 'none'"),
         ("rediss://:secret@h?ssl_cert_req=none", "ssl_cert_reqs"),
-        ("rediss://:secret@h?ssl_ca_certs=/no/such.pem", "no such file"),
+        ("rediss://:secret@h?ssl_ca_certs=/no/such.pem", "No such file"),
         ("unix://run/redis.sock?password=secret", "third slash"),
         ("unix://?password=secret", "third slash"),
         ("unix:///run/redis.sock?ssl_cert_reqs=none&password=secret", "no TLS"),
@@ -343,7 +361,7 @@ def test_a_url_that_cannot_be_used_is_refused_without_its_password(url: str, say
     ("options", "says"),
     [
         ({"cert_reqs": "none"}, "no TLS option 'cert_reqs'"),
-        ({"ssl_keyfile": "/no/such.key"}, "no such file"),
+        ({"ssl_certfile": "/no/such.pem", "ssl_keyfile": "/dev/null"}, "No such file"),
         ({"ssl_keyfile": "/dev/null"}, "ssl_keyfile needs its ssl_certfile"),
         ({"ssl_cert_reqs": 7}, "ssl_cert_reqs=7"),
         ("required", "a dict or True, not str"),
@@ -351,6 +369,72 @@ def test_a_url_that_cannot_be_used_is_refused_without_its_password(url: str, say
 )
 def test_tls_options_that_cannot_be_used_are_refused(options: Any, says: str) -> None:
     assert says in refusal("rediss://h", options)
+
+
+#: What a connection would stumble over: with a bare TypeError, or with what looks like an outage.
+UNUSABLE: list[dict[str, Any]] = [
+    {"ssl_min_version": "TLSv1_2"},
+    {"ssl_min_version": 10**30},
+    {"ssl_ciphers": 5},
+    {"ssl_ciphers": "nonsense"},
+    {"ssl_certfile": 5},
+    {"ssl_certfile": "/"},
+    {"ssl_certfile": "/dev/null"},
+    {"ssl_ca_certs": "/"},
+    {"ssl_ca_certs": "/dev/null"},
+    {"ssl_ca_path": "/no/such/folder"},
+    {"ssl_ca_path": "/dev/null"},
+    {"ssl_ca_path": 5},
+    {"ssl_ca_data": "no certificate"},
+]
+
+
+@pytest.mark.parametrize("options", UNUSABLE, ids=repr)
+def test_what_no_tls_connection_can_be_made_with_is_refused_before_one_is_made(
+    options: dict[str, Any],
+) -> None:
+    name, value = next(iter(options.items()))
+    if name not in signature(redis.SSLConnection).parameters:
+        pytest.skip("this redis-py does not have it")
+    client = redis.Redis("h", ssl=True, **options)
+    for place in ("rediss://h", "sentinel://h?master_name=shop", "rediss+cluster://h"):
+        assert f"{name}={value!r} cannot be used: " in refusal(place, options)
+    with pytest.raises(LockConfigError, match=f"{name}=.* cannot be used: "):
+        transport_for_client(client)
+
+
+@pytest.mark.parametrize("name", ["ssl_include_verify_flags", "ssl_exclude_verify_flags"])
+def test_flags_that_are_none_are_refused(name: str) -> None:
+    if name not in signature(redis.SSLConnection).parameters:
+        pytest.skip("this redis-py does not have it")
+    assert f"{name}=['strict'] cannot" in refusal("rediss://h", {name: ["strict"]})
+    made_of("rediss://h", {name: [ssl.VERIFY_X509_STRICT]})
+
+
+def test_a_wrong_password_of_a_key_is_refused_and_not_shown(
+    tmp_path: Path, certificate: dict[str, str]
+) -> None:
+    locked = tmp_path / "locked.pem"
+    make = ["openssl", "rsa", "-aes128", "-passout", "pass:right"]
+    subprocess.run(
+        [*make, "-in", certificate["ssl_keyfile"], "-out", locked], check=True, capture_output=True
+    )
+    options = {**certificate, "ssl_keyfile": str(locked)}
+
+    made_of("rediss://h", {**options, "ssl_password": "right"})
+    for wrong in ("secret", 5):
+        said = refusal("rediss://h", {**options, "ssl_password": wrong})
+        assert f"ssl_keyfile={str(locked)!r}, ssl_password='***' cannot be used: " in said
+        assert "secret" not in said
+
+
+def test_what_redis_py_takes_is_taken(certificate: dict[str, str]) -> None:
+    nothing = {"ssl_certfile": "", "ssl_keyfile": "", "ssl_password": "a"}
+    made_of("rediss://h", {**nothing, "ssl_ca_certs": Path(certificate["ssl_ca_certs"])})
+    made_of("rediss://h", {"ssl_ca_path": "/etc", "ssl_ca_data": None})
+    if "ssl_ciphers" in signature(redis.SSLConnection).parameters:  # not in redis-py 5.0.0
+        made_of("rediss://h", {"ssl_ciphers": "", "ssl_min_version": ssl.TLSVersion.TLSv1_2})
+        made_of("rediss://h?ssl_min_version=771")
 
 
 def test_tls_options_for_a_unix_socket_are_refused() -> None:

@@ -8,11 +8,7 @@ from celery_relock import LockedTask, locked
 from celery_relock.errors import LockUnavailable
 from tests.support import Journal, make_app
 
-app = make_app(
-    __name__,
-    relock_transport_options={"patience": 0.2},
-    relock_on_unavailable="retry",
-)
+app = make_app(__name__, relock_on_unavailable="retry")
 journal = Journal.from_env()
 
 
