@@ -40,6 +40,12 @@ def test_the_text_that_a_rule_breaks_is_there_exactly_once() -> None:
     assert not amiss, f"{ONCE}mutants.txt where it is not:\n{amiss}"
 
 
+def test_the_tests_of_a_rule_are_there() -> None:
+    suites = {suite for each in _script("mutate").mutants() for suite in each.suites}
+    assert len(suites) > 20
+    assert not [suite for suite in suites if not (ROOT / suite).exists()]
+
+
 @pytest.mark.parametrize(
     ("name", "comment", "code"),
     [
