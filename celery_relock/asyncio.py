@@ -11,6 +11,7 @@ It is the same lock that tasks and threads acquire under that name.
 from __future__ import annotations
 
 import asyncio
+import threading
 import weakref
 from collections.abc import Coroutine
 from contextlib import AbstractAsyncContextManager
@@ -32,7 +33,6 @@ from .named_lock import (
     LockNotTaken,
     NamedLock,
     Token,
-    has,
 )
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from redis.cluster import RedisCluster
 
     Client = redis.Redis | RedisCluster | redis.asyncio.Redis | redis.asyncio.RedisCluster
-    _Task = asyncio.Task[Any] | None
 
 __all__ = ["Lock", "LockNeverFree", "LockNotAcquired", "LockNotOwned", "LockNotTaken"]
 
@@ -106,10 +105,10 @@ class Lock(NamedLock["Client"]):
         token: Token = None,
     ) -> Coroutine[Any, Any, bool]:
         wait = self._wait(blocking, blocking_timeout)
-        return self._acquire(wait, token, platform.coroutine())
+        return self._acquire(wait, token, _caller())
 
     def release(self) -> Coroutine[Any, Any, None]:
-        return self._release(platform.coroutine())
+        return self._release(_caller())
 
     def extend(
         self, additional_time: float, replace_ttl: bool = False
@@ -131,7 +130,7 @@ class Lock(NamedLock["Client"]):
 
     async def __aenter__(self) -> Lock:
         wait = self._wait(None, None)
-        self._check_acquired(await self._take(wait, None, platform.coroutine()), wait)
+        self._check_acquired(await self._take(wait, None, _caller()), wait)
         return self
 
     async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
@@ -163,44 +162,46 @@ class Lock(NamedLock["Client"]):
 
         return fenced_async(connection, *self._to_fence())
 
-    async def _acquire(self, wait: float | None, token: Token, task: _Task) -> bool:
-        return isinstance(await self._take(wait, token, task), Held)
+    async def _acquire(self, wait: float | None, token: Token, caller: object) -> bool:
+        return isinstance(await self._take(wait, token, _for(caller)), Held)
 
-    async def _take(self, wait: float | None, token: Token, task: _Task) -> Answer:
-        engine, grip = self._aside, self._grip_of(task)
-        if grip is not None and (again := await self._with(grip, task)) is not None:
+    async def _take(self, wait: float | None, token: Token, caller: object) -> Answer:
+        engine, grip = self._aside, self._grip_of(caller)
+        if grip is not None and (again := await self._with(grip, caller)) is not None:
             return again
         outer = self._outer()
         if outer is not None and outer.backend is self._engine.backend:
             self._still_ours(outer)
             outer.rely()
-            self.local.acquired(task or self, Grip(outer, task, borrowed=True))
+            self.local.acquired(caller, Grip(outer, caller, borrowed=True))
             outer.tell("reentered")
             return Held(outer.fences, outer.reentered)
+        task: Any = None if isinstance(caller, threading.Thread) else caller
         lease = TaskLease(self._claim(token, outer, wait), self._engine, task)
         self._set_up(lease)
         answer = await engine.acquire(lease, wait)
         if isinstance(answer, Held):
             reentrancy.push(lease)
-            self.local.acquired(task or self, Grip(lease, task))
+            self.local.acquired(caller, Grip(lease, caller))
             return answer
         self._tell_conflict(lease, answer, wait)
         await engine.release(lease)
         self._check_deadlock(answer)
         return answer
 
-    async def _with(self, grip: Grip, task: _Task) -> Held | None:
-        """What a task's grip says of another acquire, if that need not be asked for."""
+    async def _with(self, grip: Grip, caller: object) -> Held | None:
+        """What a caller's grip says of another acquire, if that need not be asked for."""
         lease = grip.lease
         if lease.state is State.ASKED:
-            await self._release(task)  # a failed release has left it in our own way
+            await self._release(caller)  # a failed release has left it in our own way
             return None
-        if self._for_any_thread and (grip.task and grip.task()) is not task:
+        if self._for_any_thread and grip.holder is not caller:
             return None
         return self._re_enter(grip)
 
-    async def _release(self, task: _Task) -> None:
-        grip = self._grip_of(task)
+    async def _release(self, caller: object) -> None:
+        caller = _for(caller)
+        grip = self._grip_of(caller)
         if grip is None:
             raise self._not_taken("released")
         lease = grip.lease
@@ -208,7 +209,7 @@ class Lock(NamedLock["Client"]):
             grip.depth -= 1
             return
         # Before the command is sent: another task can acquire the lock before this task continues.
-        self.local.released(task or self, grip)
+        self.local.released(caller, grip)
         if grip.borrowed:
             lease.rely(-1)
             self._still_has(grip)
@@ -217,7 +218,7 @@ class Lock(NamedLock["Client"]):
         try:
             kept = await self._aside.release(lease)
         except RelockError:
-            self.local.not_released(task or self, grip)
+            self.local.not_released(caller, grip)
             raise
         if not kept:
             raise self._not_owned("was lost before it was released")
@@ -238,11 +239,29 @@ class Lock(NamedLock["Client"]):
         if lease is None or lease.lost:
             return False
         only = (lease.claim.execution_id,)
-        return has(await self._aside.call(self._engine.inspect, self.name, only), lease)
+        state = await self._aside.call(self._engine.inspect, self.name, only)
+        return self._is_among(state, lease)
 
     def _own_grip(self) -> Grip | None:
-        return self._grip_of(platform.coroutine())
+        return self._grip_of(_caller())
 
-    def _grip_of(self, task: _Task) -> Grip | None:
-        found: Grip | None = self.local.of(task or self)
+    def _grip_of(self, caller: object) -> Grip | None:
+        found: Grip | None = self.local.of(caller)
         return found
+
+
+def _caller() -> object:
+    """Who calls a method: the asyncio task; in a callback of an event loop, the loop; outside of
+    any, the thread, which may drive one (`loop.run_until_complete(lock.acquire())`)."""
+    if (task := platform.coroutine()) is not None:
+        return task
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return threading.current_thread()
+
+
+def _for(caller: object) -> object:
+    """For whom a coroutine of `Lock` runs. Two callbacks of a loop exclude each other: what one
+    asks for has the task that runs it."""
+    return platform.coroutine() if isinstance(caller, asyncio.AbstractEventLoop) else caller

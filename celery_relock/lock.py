@@ -31,7 +31,6 @@ from .named_lock import (
     LockNotTaken,
     NamedLock,
     Token,
-    has,
 )
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ class ThreadGrip(Grip):
     @property
     def of_another(self) -> bool:
         """Whether another coroutine of this thread acquired the lock, and has not ended."""
-        task = None if self.task is None else self.task()
+        task = None if self.by is None else self.by()
         return task is not None and not task.done() and task is not platform.coroutine()
 
 
@@ -165,9 +164,16 @@ class Lock(NamedLock["Client"]):
         return self.extend(self._grip("extended").length, replace_ttl=True)
 
     def __enter__(self) -> Lock:
-        wait = self._wait(None, None)
-        self._check_acquired(self._take(wait, None), wait)
-        return self
+        wait, before = self._wait(None, None), self._standing()
+        try:
+            self._check_acquired(self._take(wait, None), wait)
+            return self
+        except BaseException:
+            # A signal's exception, once the lock was acquired: `with` calls no `__exit__` then.
+            if self._standing() != before:
+                with suppress(RelockError):
+                    self.release()
+            raise
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         before = None
@@ -226,7 +232,8 @@ class Lock(NamedLock["Client"]):
         lease = self._lease
         if lease is None or lease.lost:
             return False
-        return has(self._engine.inspect(self.name, (lease.claim.execution_id,)), lease)
+        state = self._engine.inspect(self.name, (lease.claim.execution_id,))
+        return self._is_among(state, lease)
 
     def fenced(self, connection: Any) -> AbstractContextManager[None]:
         """A block of a database transaction that only the holder of the lock can commit. See

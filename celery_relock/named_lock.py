@@ -3,7 +3,6 @@ lock, what is asked for, and the errors."""
 
 from __future__ import annotations
 
-import asyncio
 import math
 import sys
 import threading
@@ -30,6 +29,7 @@ from .engine.protocol import (
     Duplicate,
     Held,
 )
+from .engine.renewal import keepalive
 from .errors import LockConfigError, LockConflict, LockDeadlock, LockLost, RelockError
 from .naming.template import check_name
 
@@ -79,19 +79,18 @@ class Grip:
     Attributes:
         length: seconds of a whole lease, as it was acquired.
         depth: how often it was acquired, re-entries included.
-        task: the asyncio task that acquired the lock, if one did.
+        by: the asyncio task that acquired the lock, or the thread outside of one; None for a thread
+            of a `Lock` of threads.
         borrowed: whether the lease belongs to an outer holder, which releases it.
     """
 
-    __slots__ = ("__weakref__", "borrowed", "depth", "lease", "length", "task")
+    __slots__ = ("__weakref__", "borrowed", "by", "depth", "lease", "length")
 
-    def __init__(
-        self, lease: Lease, task: asyncio.Task[Any] | None, borrowed: bool = False
-    ) -> None:
+    def __init__(self, lease: Lease, by: Any, borrowed: bool = False) -> None:
         self.lease = lease
         self.length = lease.claim.lease
         self.depth = 1
-        self.task = None if task is None else weakref.ref(task)
+        self.by = None if by is None else weakref.ref(by)
         self.borrowed = borrowed
         if not borrowed:
             lease.holder = weakref.ref(self)
@@ -104,7 +103,7 @@ class Grip:
     @property
     def holder(self) -> object:
         """The thread or asyncio task that acquired the lock, None if it is gone."""
-        return None if self.task is None else self.task()
+        return None if self.by is None else self.by()
 
 
 Client = TypeVar("Client")
@@ -370,7 +369,13 @@ class NamedLock(Generic[Client]):
         """What the task that runs here has of the lock, through this client or another."""
         if self._owner is not None:
             return None
-        lease = reentrancy.holding(None, self.name, self._limit == SHARED)
+        shared = self._limit == SHARED
+        # Here before elsewhere: a lock of that name in another namespace is another lock.
+        found = (
+            reentrancy.holding(backend, self.name, shared)
+            for backend in (self._engine.backend, None)
+        )
+        lease = next(filter(None, found), None)
         # By what a task has acquired, also where another thread runs with the task's context, as
         # with asyncio.to_thread and asgiref.
         return lease if lease is not None and (lease.work is not None or in_task()) else None
@@ -438,6 +443,14 @@ class NamedLock(Generic[Client]):
                 )
         return length
 
+    def _is_among(self, state: LockState, lease: Lease) -> bool:
+        """Whether a lease is among the holds of its lock. If not, it is lost."""
+        ours = lease.claim.execution_id, lease.claim.attempt_id
+        found = any((hold.execution_id, hold.attempt_id) == ours for hold in state.holds)
+        if not found and lease.state is State.HELD:
+            keepalive.found(lease, held=False)
+        return found
+
     def _check_downgrade(self, grip: Grip) -> None:
         self._still_ours(grip.lease)
         if grip.borrowed or grip.depth > 1:
@@ -468,12 +481,6 @@ class NamedLock(Generic[Client]):
 
     def _not_owned(self, what: str) -> LockNotOwned:
         return LockNotOwned(f"the lock {self.name!r} {what}", name=self.name)
-
-
-def has(state: LockState, lease: Lease) -> bool:
-    """Whether this lease is among the holds of a lock."""
-    ours = lease.claim.execution_id, lease.claim.attempt_id
-    return any((hold.execution_id, hold.attempt_id) == ours for hold in state.holds)
 
 
 def check_length(seconds: Any, where: str, name: str) -> None:

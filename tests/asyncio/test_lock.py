@@ -8,9 +8,11 @@ import inspect
 import socket
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -612,6 +614,98 @@ def test_another_thread_waits_for_what_a_coroutine_holds_for_any_thread(
         one.release()
         assert await waits
         one.release()
+
+    run(main())
+
+
+@contextmanager
+def _two_threads(each_drives_a_loop: bool) -> Iterator[Callable[[int, Callable[[], Any]], Any]]:
+    """Two threads outside of asyncio: what one of them, by its number, gets of a coroutine. Each
+    has a loop of its own, or both hand theirs to one that another thread runs."""
+    loops = [asyncio.new_event_loop() for _ in "12"]
+    threads = [ThreadPoolExecutor(1) for _ in "123"]
+    if not each_drives_a_loop:
+        threads[2].submit(loops[0].run_forever)
+
+    def ask(number: int, call: Callable[[], Any]) -> Any:
+        if each_drives_a_loop:
+            return loops[number].run_until_complete(call())
+        return asyncio.run_coroutine_threadsafe(call(), loops[0]).result(30)
+
+    yield lambda number, call: threads[number].submit(ask, number, call).result(30)
+    loops[0].call_soon_threadsafe(loops[0].stop)
+    for thread in threads:
+        thread.shutdown()
+    for loop in loops:
+        loop.close()
+
+
+@pytest.mark.parametrize("each_drives_a_loop", [True, False])
+@pytest.mark.parametrize("thread_local", [True, False])
+def test_threads_outside_of_asyncio_exclude_each_other(
+    lock: MakeLock, each_drives_a_loop: bool, thread_local: bool
+) -> None:
+    one = lock(thread_local=thread_local)
+    take = partial(one.acquire, blocking=False)
+    with _two_threads(each_drives_a_loop) as by:
+        assert by(0, take)
+        assert not by(1, take)
+        assert by(0, take), "it re-enters"
+        by(0, one.release)
+        assert not by(1, take)
+        by(0, one.release)
+        assert by(1, take)
+        by(1, one.release)
+
+
+def test_callbacks_of_a_loop_exclude_each_other(lock: MakeLock) -> None:
+    async def main() -> None:
+        one, loop, begun = lock(), asyncio.get_running_loop(), []
+        take = partial(one.acquire, blocking=False)
+        for _ in "12":
+            loop.call_soon(lambda: begun.append(loop.create_task(take())))
+        await until(lambda: len(begun) == 2 and all(each.done() for each in begun))
+        assert sorted(each.result() for each in begun) == [False, True]
+        seen = []
+        loop.call_soon(lambda: seen.append(one.fence))
+        await until(lambda: seen)
+        assert seen == [0]
+
+    run(main())
+
+
+def test_what_a_task_that_has_ended_held_for_any_task_is_not_re_entered(lock: MakeLock) -> None:
+    one, loop = lock(thread_local=False), asyncio.new_event_loop()
+
+    async def take() -> bool:
+        return await one.acquire(blocking=False)
+
+    assert loop.run_until_complete(take())
+    gc.collect()
+    assert not loop.run_until_complete(one.acquire(blocking=False))
+    assert not loop.run_until_complete(take())
+    loop.run_until_complete(one.release())
+    loop.close()
+
+
+@pytest.mark.parametrize("kind", ["threads", "coroutines"])
+def test_a_lock_that_is_found_to_be_gone_is_lost(
+    redis_url: str, namespace: str, lock: MakeLock, kind: str
+) -> None:
+    async def main() -> None:
+        if kind == "coroutines":
+            one: Any = lock()
+            await one.acquire()
+        else:
+            one = celery_relock.Lock(redis_url, "a", namespace=namespace)
+            one.acquire()
+        one._engine.backend.force_release("a")
+        owned = one.owned()
+        assert not (await owned if kind == "coroutines" else owned)
+        assert one.lost
+        assert one.remaining == 0.0
+        with pytest.raises(LockNotOwned):
+            one.check()
 
     run(main())
 

@@ -195,6 +195,41 @@ def test_a_signal_at_any_line_of_the_end_of_a_block_leaves_nothing_behind(
     assert struck > 10
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("around", [0, 1])
+def test_a_signal_at_any_line_of_the_beginning_of_a_block_leaves_nothing_behind(
+    lock: MakeLock, around: int
+) -> None:
+    """`with` calls no `__exit__` for a block that has not begun."""
+    one, two = lock(), lock()
+    line = struck = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal line, struck
+        if Path(frame.f_code.co_filename).name not in ("lock.py", "named_lock.py", "engine.py"):
+            return None
+        if event == "line" and (line := line - 1) == 0:
+            struck += 1
+            raise Stop
+        return trace
+
+    at, begun = 1, False
+    while not begun:
+        line = at
+        with suppress(Stop), ExitStack() as blocks:
+            for _ in range(around):
+                blocks.enter_context(one)
+            blocks.callback(sys.settrace, None)
+            sys.settrace(trace)
+            with one:
+                sys.settrace(None)
+                begun = True
+        assert one._own_grip() is None, at
+        assert not two.locked(), at
+        at += 1
+    assert struck > (5 if around else 20)
+
+
 def test_an_engine_ends_with_its_client_and_so_do_its_inbox_and_its_connections(
     redis_url: str, client: redis.Redis, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

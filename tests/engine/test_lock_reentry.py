@@ -188,6 +188,17 @@ def test_a_lock_in_a_task_re_enters_what_the_task_holds_by_whatever_client(
     assert not lock().locked()
 
 
+def test_a_lock_of_that_name_in_another_namespace_is_another_lock_and_hides_nothing(
+    task: Callable[..., Any], lock: MakeLock, redis_url: str, namespace: str
+) -> None:
+    def body() -> bool:
+        with Lock(redis_url, "a", namespace=f"{namespace}-2") as another, lock() as one:
+            return one.fence != another.fence and one.owned()
+
+    assert task(body)
+    assert not lock().locked()
+
+
 def test_it_re_enters_wherever_the_body_goes_on_with_the_context_of_the_task(
     task: Callable[..., Any], lock: MakeLock, redis_url: str, namespace: str
 ) -> None:
