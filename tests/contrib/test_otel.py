@@ -104,7 +104,7 @@ def test_spans_tell_of_the_lock_and_of_each_wait_and_metrics_of_all(exported):
     exported.wait_for_value(1, "acquired", "holds")
     exported.wait_for_value(1, "wait", "holds")
     exported.wait_for_value(1, "hold", "waits")
-    exported.wait_for_value(1, "parked", "waits")
+    exported.wait_for_value(1, "parkings", "waits")
     exported.wait_for_value(1, "conflicts", "waits", **{"relock.policy": "wait"})
     assert {
         line["unit"] for line in exported.lines("metric") if line["metric"] == "relock.hold"

@@ -91,7 +91,7 @@ def test_what_happens_to_locks_is_counted_by_task_and_template(measured):
     tasks, value = measured.tasks, measured.value
     with measured.held() as account:
         parked = tasks.waits.delay(account)
-        wait_for(lambda: value("parked_total", "waits") == 1)
+        wait_for(lambda: value("parkings_total", "waits") == 1)
         assert tasks.drops.delay(account).get(timeout=20)["relock"] == "dropped"
         with pytest.raises(Exception, match="is held by"):
             tasks.raises.delay(account).get(timeout=20)
@@ -105,7 +105,7 @@ def test_what_happens_to_locks_is_counted_by_task_and_template(measured):
     first.get(timeout=20)
 
     assert value("conflicts_total", "waits", policy="wait") == 1
-    assert value("parked_total", "waits") == value("resumed_total", "waits") == 1
+    assert value("parkings_total", "waits") == value("resumed_total", "waits") == 1
     assert value("reentered_total", "waits") == 1  # called by `blocks`
     assert value("conflicts_total", "drops", policy="drop") == value("dropped_total", "drops") == 1
     assert value("conflicts_total", "raises", policy="raise") == 1
@@ -359,6 +359,13 @@ def test_alerts_and_dashboard_ask_for_metrics_that_exist_and_the_page_names_each
     page = (DOCS.parent / "metrics.md").read_text()
     for name in {*metrics.COUNTERS, *metrics.HISTOGRAMS, *metrics.GAUGES}:
         assert f"`{name}`" in page, name
+
+
+def test_each_name_is_that_of_one_metric():
+    """A meter, and a registry, can have the counters and the gauges side by side."""
+    tables = (metrics.COUNTERS, metrics.HISTOGRAMS, metrics.GAUGES, ("up", "read"))
+    every = [name for table in tables for name in table]
+    assert sorted(every) == sorted(set(every))
 
 
 def test_the_examples_of_the_page_run():
