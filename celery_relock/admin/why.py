@@ -48,7 +48,7 @@ class Question:
         workers, answered = _ask_workers(self.app, self.task_id) if self.task_id else (None, True)
         # A retry that runs has the state RETRY until it ends, unless `task_track_started` is set.
         if workers is not None and (told is None or workers[1] == "active"):
-            return self._in_a_worker(*workers)
+            return self._in_a_worker(*workers, told)
         # Also if some workers answer: one with a solo pool does not while it runs a task.
         is_unknown = self.task_id and workers is None and told is None and found is None
         if is_unknown and (known := self._anywhere()) is not None:
@@ -125,7 +125,8 @@ class Question:
             return ""
         return f"; no worker that answers consumes its queue {queue!r}"
 
-    def _in_a_worker(self, node: str, state: str, info: dict[str, Any]) -> Why:
+    def _in_a_worker(self, node: str, state: str, info: dict[str, Any], told: Why | None) -> Why:
+        """`told`: what the result backend said before the workers were asked."""
         work = work_of(str(info.get("name") or ""), self.task_id)
         where = f"the worker {node}"
         if state != "active":
@@ -136,6 +137,9 @@ class Question:
         # It can hold others: of its workflow, or those of a task that this app does not have.
         if (known := self._there(locks) or self._anywhere()) is not None:
             return known
+        # What a worker runs can have ended, or failed and be retried, since it answered.
+        if (now := _result(self.app, self.task_id)) is not None and now != told:
+            return now
         pid = info.get("worker_pid")
         return Why(
             self.task_id, "runs", f"{work} runs in {where} (pid {pid}) and holds no lock of its own"

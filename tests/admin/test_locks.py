@@ -227,6 +227,23 @@ def test_a_retry_that_runs_holds_its_lock_though_the_last_state_is_the_one_befor
     waits.revoke()
 
 
+def test_a_task_that_ends_while_its_worker_is_asked_has_ended_and_did_not_run_without_a_lock(
+    worker: Worker, locks: Locks, key: str, held: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers have a second to answer: then the one that said that it runs the task is done."""
+    ask = Inspect.query_task
+
+    def and_end(self: Inspect, *ids: Any) -> Any:
+        told = ask(self, *ids)
+        held.go()
+        held.result.get(timeout=20)
+        return told
+
+    monkeypatch.setattr(Inspect, "query_task", and_end)
+    why = locks.why(held.id)
+    assert (why.state, why.sentence) == ("ended", f"the task {held.id} has ended: SUCCESS")
+
+
 def test_a_retry_is_told_its_reason_and_its_place_in_the_order(
     worker: Worker, locks: Locks, key: str
 ) -> None:
