@@ -14,7 +14,7 @@ from ..engine.events import OUTRANKED, duration, logger
 from ..engine.inspection import Holder, LockInfo, ParkedMessage, Waiter, work_of
 from ..engine.protocol import DEBOUNCE, LINE, MARKER
 from ..errors import LockConfigError, RelockError
-from .look import SHOWN, Look, Why
+from .look import SHOWN, Look, Why, held_for
 
 # Seconds in which workers can answer. All of them pass: more workers could answer.
 _WORKERS = 1.0
@@ -185,7 +185,7 @@ class Question:
             for holder in lock.holders:
                 if holder.task_id == self.task_id and not (holder.kept or holder.cooldown):
                     sentence = (
-                        f"{_has(holder, _called(lock.name), lock.at)}{_where(holder)}; its "
+                        f"{_has(holder, _called(lock.name), lock)}{_where(holder)}; its "
                         f"lease has {holder.lease_left:.0f} s left and is renewed while the "
                         "process lives"
                     )
@@ -198,8 +198,9 @@ class Question:
     def _waiting(self, waiter: Waiter, lock: LockInfo) -> Why:
         ahead, waits = waiter.position - 1, duration(lock.at - waiter.since)
         if waiter.state == "awaited":
+            took = duration(lock.at - waiter.due)
             sentence = (
-                f"{waiter} took its place {_for(waiter.names)} {waits} ago, {_ahead(ahead)}: its "
+                f"{waiter} took its place {_for(waiter.names)} {took} ago, {_ahead(ahead)}: its "
                 "message has not come to a worker"
             )
             return Why(self.task_id, waiter.state, sentence, lock.name, ahead, lock.holders)
@@ -247,8 +248,10 @@ def _ahead(number: int) -> str:
     return f"with {number} ahead of it" if number else "first in its queue"
 
 
-def _has(holder: Holder, what: str, at: float) -> str:
-    held = duration(at - holder.since)
+def _has(holder: Holder, what: str, lock: LockInfo) -> str:
+    held = held_for(lock, holder)
+    if not held:
+        return f"{holder} has its turn in {what}"
     if holder.cooldown:
         left = duration(holder.lease_left)
         return f"{what} cools down for {left} more (lock_cooldown), after {holder}"
@@ -268,7 +271,7 @@ def _where(holder: Holder) -> str:
 
 def _held_by(lock: LockInfo, what: str) -> str:
     first, others = lock.holders[0], lock.held - 1
-    return f"{_has(first, what, lock.at)}{_where(first)}" + (
+    return f"{_has(first, what, lock)}{_where(first)}" + (
         f", and {others} more hold{'s' * (others == 1)} it" if others else ""
     )
 

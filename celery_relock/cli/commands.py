@@ -10,6 +10,7 @@ from itertools import islice
 import click
 
 from ..admin import SHOWN, Holder, LockInfo, Waiter, Why
+from ..admin.look import held_for
 from ..engine.events import duration
 from ..engine.protocol import LINE, MARKER
 from ..errors import LockConfigError, LockUnavailable, RelockError
@@ -174,7 +175,7 @@ def _row(lock: LockInfo) -> tuple[object, ...]:
         return shown(lock.name), "-", "", lock.waiting, lock.parked
     first = lock.holders[0]
     more = f" +{lock.held - 1}" if lock.held > 1 else ""
-    held = duration(lock.at - first.since)
+    held = held_for(lock, first)
     kept = " (queued)" if lock.name.startswith(MARKER) else " (kept)"
     state = kept if first.kept else " (cools down)" if first.cooldown else ""
     by = (first.task or "?") + more + state
@@ -230,6 +231,8 @@ def _holder_lines(holder: Holder, lock: LockInfo) -> Iterator[str]:
     yield f"  {plain(str(holder))}"
     how = "shared without a break since" if holder.shared else "since"
     held = duration(lock.at - holder.since)
+    if lock.name.startswith(LINE):
+        how, held = "its place is of", f"{held} ago"
     yield f"    {how} {since} ({held}), lease {holder.lease_left:.0f} s left"
     if holder.cooldown:
         yield "    is over: the lock cools down until the lease ends (lock_cooldown)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 import time
@@ -59,6 +60,7 @@ HOLDER = {
 WAITER = HOLDER - {"token", "lease_left", "kept", "cooldown", "pause"} | {
     "position",
     "state",
+    "due",
     "names",
     "sent",
 }
@@ -436,6 +438,30 @@ def test_a_dedup_marker_is_released_by_the_name_that_ls_shows(
     run("release", name, "--yes")
 
     run("ls", "--dedup", f"*{key}", code=1)
+
+
+def test_of_a_call_that_has_its_turn_the_time_of_its_place_is_told_and_no_time_of_a_hold(
+    worker: Worker, run: Run, key: str
+) -> None:
+    """It can have been at the broker until a moment ago."""
+    first = worker.module.in_order.delay(key, "first")
+    worker.journal.wait_for(f"first {key}")
+    second = worker.module.in_order.delay(key, "second")
+    wait_for(lambda: second.state == "BLOCKED", what="the second")
+    wait_for(lambda: "parked" in run("why", second.id).stdout, what="its message in Redis")
+
+    blocked, shown, why = second.info, run("show", key).stdout, run("why", second.id).stdout
+    lock, line = run("ls", f"*{key}").stdout.splitlines()[1:]
+    worker.journal.add(f"go {key}")
+    second.get(timeout=20)
+
+    assert blocked["since"] is None
+    assert re.fullmatch(rf"{key} +\S+in_order +[\d.]+ s +0 +0", lock)
+    assert re.fullmatch(rf"order of {key}  \S+in_order +1 +1", line)
+    held, turn = re.findall(r"^    (.*), lease ", shown, re.MULTILINE)
+    assert held.startswith("since ")
+    assert re.fullmatch(r"its place is of [-\d]+ [:\d]+ \([\d.]+ s ago\)", turn)
+    assert f"; {worker.module.in_order.name}[{first.id}] has its turn in it, in process " in why
 
 
 def test_the_order_of_a_lock_is_told_as_that(worker: Worker, run: Run, key: str) -> None:

@@ -21,6 +21,7 @@ from django.urls import path, reverse
 from django.views.decorators.http import require_POST
 
 from ...admin import LockInfo, Locks
+from ...admin.look import held_for
 from ...engine.events import duration
 from ...errors import RelockError
 from .models import Lock
@@ -79,9 +80,7 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]  # Django ships no type
         try:
             lock = self._locks(request).get(name)
             found["lock"] = lock
-            found["holders"] = [
-                (holder, duration(lock.at - holder.since)) for holder in lock.holders
-            ]
+            found["holders"] = [(holder, held_for(lock, holder)) for holder in lock.holders]
             found["waiters"] = [
                 (waiter, duration(lock.at - waiter.since)) for waiter in lock.waiters
             ]
@@ -170,7 +169,7 @@ def _row(lock: LockInfo) -> dict[str, Any]:
         "lock": lock,
         "key": _quoted(lock.name),
         "holder": first,
-        "held": duration(lock.at - first.since) if first else "",
+        "held": held_for(lock, first) if first else "",
     }
 
 
