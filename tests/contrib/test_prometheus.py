@@ -30,6 +30,8 @@ from celery_relock import Lock, LockedTask
 from celery_relock.admin import Locks
 from celery_relock.contrib import metrics, prometheus
 from celery_relock.declaration import engine_of
+from celery_relock.engine.protocol import Claim
+from celery_relock.engines import engine_for
 from celery_relock.errors import LockLost
 from tests.docs.pages import blocks
 from tests.support import reaper, wait_for
@@ -320,6 +322,28 @@ def test_what_is_not_acquired_is_not_counted(redis_url, namespace, told, enabled
 
     counted = [name for name, *_ in told]
     assert counted == (["acquired", "wait", "reentered", "hold"] if enabled else [])
+
+
+@pytest.mark.parametrize("of_workflow", [True, False])
+def test_the_last_step_of_a_workflow_counts_as_a_hold_though_it_came_before_the_step_before_ended(
+    redis_url, namespace, told, of_workflow
+):
+    """Nobody else tells that the lock was held: a step tells of no release if it leaves the lock to
+    another."""
+    engine, ancestors = engine_for(redis_url, namespace), ()
+    leases = []
+    for run in ("step", "last"):
+        claim = Claim(run, "n", "w", ("a",), (1,), 30.0, "", ancestors=ancestors)
+        leases.append(engine.lease(claim))
+        leases[-1].of_workflow = of_workflow
+        engine.acquire(leases[-1])
+        ancestors = (run,)
+    assert leases[-1].reentered == (True,)
+
+    engine.release(leases[-1])
+
+    assert [name for name, *_ in told if name == "hold"] == ["hold"] * of_workflow
+    engine.release(leases[0])
 
 
 # -- A real Prometheus, its rules, a dashboard
