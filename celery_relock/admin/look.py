@@ -117,6 +117,22 @@ class Stats(Plain):
         return cls(**found)
 
 
+def permits_in(locks: Sequence[LockInfo]) -> frozenset[str] | None:
+    """Whom somebody means who has looked at these locks and releases them: each permit, by its
+    token, whichever step of a workflow has it by then; who shares a lock, by its execution; the
+    first call of an order, if nobody runs there. None, for all, if not all holders were shown."""
+    if any(lock.held > len(lock.holders) for lock in locks):
+        return None
+    meant = {permit_of(each) for lock in locks for each in lock.holders}
+    lines = (lock for lock in locks if lock.name.startswith(LINE) and not lock.held)
+    return frozenset(meant | {each.execution_id for line in lines for each in line.waiters[:1]})
+
+
+def permit_of(holder: Holder) -> str:
+    """What `permits_in` has of a holder."""
+    return holder.execution_id if holder.shared else str(holder.token)
+
+
 def held_for(lock: LockInfo, holder: Holder) -> str:
     """For how long a holder has a lock, for people; "" in an order: it is not known there."""
     return "" if lock.name.startswith(LINE) else duration(lock.at - holder.since)

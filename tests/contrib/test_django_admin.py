@@ -19,9 +19,11 @@ from urllib.request import HTTPCookieProcessor, Request, build_opener
 import pytest
 from celery import states
 
+from celery_relock import Lock
 from celery_relock.admin import Locks
 from celery_relock.declaration import engine_of
 from celery_relock.engine.protocol import Claim
+from celery_relock.errors import LockLost
 from tests.support import Worker, wait_for
 from tests.support.worker import ROOT, environment_of
 
@@ -260,6 +262,34 @@ def test_a_lock_is_released_and_an_execution_cancelled_once_that_was_confirmed(
     assert "has no name" in freer.text
     freer.get("/admin/")
     assert "/change/" in freer.text, "an entry of the log leads to its lock"
+
+
+def test_who_got_the_lock_while_a_page_was_open_is_not_released(worker: Worker, site: Site) -> None:
+    conf = worker.module.app.conf
+    shown, other = (
+        Lock(conf.relock_url, "turns", namespace=conf.relock_namespace) for _ in range(2)
+    )
+    assert shown.acquire()
+    freer = Browser(site.port, "freer")
+    freer.get(f"{LOCKS}turns/change/")
+    shown.release()
+    assert other.acquire()
+
+    def press() -> None:
+        fields = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', freer.text))
+        del fields["csrfmiddlewaretoken"]
+        freer.post(f"{LOCKS}free/", **fields)
+
+    press()  # Release for all holders
+    press()  # Yes, release
+
+    assert "Nothing to do: it has changed meanwhile" in freer.text
+    assert other.owned()
+    press()
+    press()
+    assert "Released by force: Lock." in freer.text
+    with pytest.raises(LockLost):
+        other.release()
 
 
 def test_the_check_for_deployment_tells_how_the_redis_is_set_up(site: Site) -> None:

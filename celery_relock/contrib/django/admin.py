@@ -21,7 +21,7 @@ from django.urls import path, reverse
 from django.views.decorators.http import require_POST
 
 from ...admin import LockInfo, Locks
-from ...admin.look import held_for
+from ...admin.look import held_for, permit_of, permits_in
 from ...engine.events import duration
 from ...errors import RelockError
 from .models import Lock
@@ -78,9 +78,12 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]  # Django ships no type
         name = unquote(object_id.replace(_DOT, "."))
         found: dict[str, Any] = {"name": name}
         try:
-            lock = self._locks(request).get(name)
-            found["lock"] = lock
-            found["holders"] = [(holder, held_for(lock, holder)) for holder in lock.holders]
+            locks = self._locks(request).with_order(name)
+            found["lock"] = lock = locks[0]
+            found["permits"] = " ".join(permits_in(locks) or ())
+            found["holders"] = [
+                (holder, held_for(lock, holder), permit_of(holder)) for holder in lock.holders
+            ]
             found["waiters"] = [
                 (waiter, duration(lock.at - waiter.since)) for waiter in lock.waiters
             ]
@@ -92,6 +95,7 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]  # Django ships no type
         """Release a lock, or cancel a parked task, after a confirmation."""
         _need(request.user.has_perm(_FREE))
         name, task_id = request.POST.get("name", ""), request.POST.get("task", "")
+        permits = request.POST.get("permits", "")
         if not name:
             messages.error(request, "The lock has no name: nothing was changed.")
             return HttpResponseRedirect(reverse("admin:celery_relock_lock_changelist"))
@@ -99,10 +103,11 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]  # Django ships no type
         page = reverse("admin:celery_relock_lock_change", args=(_quoted(name),))
         back = HttpResponseRedirect(page)
         if request.POST.get("sure") != "yes":
-            found = {"name": name, "task": task_id, "what": what, "back": back.url}
+            found = {"name": name, "task": task_id, "permits": permits, "what": what}
+            found["back"] = back.url
             return self._page(request, "sure", f"{what.capitalize()}?", found)
         try:
-            done = self._free(self._locks(request), what, name, task_id)
+            done = self._free(self._locks(request), what, name, task_id, permits)
         except RelockError as error:
             messages.error(request, str(error))
             return back
@@ -121,11 +126,11 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]  # Django ships no type
             messages.warning(request, "Nothing to do: it has changed meanwhile.")
         return back
 
-    def _free(self, locks: Locks, what: str, name: str, task_id: str) -> str:
-        """What was done, "" for nothing."""
+    def _free(self, locks: Locks, what: str, name: str, task_id: str, permits: str) -> str:
+        """What was done, "" for nothing. `permits`: those that the page showed, "" for all."""
         if what == "cancel":
             return f"Cancelled the parked task {task_id}." if locks.cancel(task_id) else ""
-        released = locks.release(name, task_id or None)
+        released = locks.release(name, task_id or None, permits=permits.split() or None)
         return f"Released by force: {', '.join(map(str, released))}." if released else ""
 
     def _locks(self, request: HttpRequest) -> Locks:
