@@ -11,10 +11,11 @@ import click
 
 from ..admin import SHOWN, Holder, LockInfo, Waiter, Why
 from ..admin.look import held_for, permits_in
+from ..admin.names import plain, shown
 from ..engine.events import duration
 from ..engine.protocol import LINE, MARKER
 from ..errors import LockConfigError, LockUnavailable, RelockError
-from .base import AT_LEAST_0, FOUND, MOST, NOT_FOUND, Here, command, given, plain, shown, table
+from .base import AT_LEAST_0, FOUND, MOST, NOT_FOUND, Here, command, given, table
 
 _MANY = 1000
 
