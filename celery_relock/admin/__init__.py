@@ -33,7 +33,7 @@ from ..engine.inspection import (
 from ..engine.protocol import KEPT, LINE, MARKER
 from ..errors import LockConfigError, RelockError
 from ..settings import backend_settings
-from .look import SHOWN, Look, Stats, Why
+from .look import SHOWN, Look, Stats, Why, permit_of
 from .why import Question, import_tasks
 
 __all__ = ["SHOWN", "Holder", "LockInfo", "Locks", "Stats", "Waiter", "Why"]
@@ -133,7 +133,25 @@ class Locks:
         """
         return self._look.get(name, most, most)[1]
 
-    def release(self, name: str, task_id: str | None = None) -> tuple[Holder, ...]:
+    def with_order(self, name: str, most: int = SHOWN) -> list[LockInfo]:
+        """The lock of this name, and its order with the calls whose turn has not come
+        (`lock_order`), if there are any.
+
+        Args:
+            name: the lock name.
+            most: how many holders and how many waiters to return of each.
+        """
+        lock = self.get(name, most)
+        line = None if name.startswith(LINE) else self.get(LINE + name, most)
+        return [lock] if line is None or line.idle else [lock, line]
+
+    def release(
+        self,
+        name: str,
+        task_id: str | None = None,
+        *,
+        permits: Collection[str] | None = None,
+    ) -> tuple[Holder, ...]:
         """Release a lock, and its order (`lock_order`), by force. Its holders notice at once:
         `self.lock.lost` becomes True, and `lock_on_lost` takes effect. The next waiters get the
         lock. If nobody runs in its order, the order goes on without the message that it waits for,
@@ -144,6 +162,9 @@ class Locks:
         Args:
             name: the lock name.
             task_id: release only what this task holds, or its place in the order.
+            permits: release only these, and nobody who has come since somebody looked: the tokens
+                of the holders, of those that share the lock their execution ids, and the execution
+                id of the call without which the order is to go on. None for all.
 
         Returns:
             The holders whose holds were released, and the call without which the order goes on;
@@ -156,14 +177,18 @@ class Locks:
             raise LockConfigError(
                 "task_id is empty: give the id of a task, or None for all holders"
             )
-        released = self._release(name, task_id)
+        released = self._release(name, task_id, permits)
         if name.startswith(LINE):
             return released
         known = {each.execution_id for each in released}
-        return (*released, *self._release(LINE + name, task_id, known))
+        return (*released, *self._release(LINE + name, task_id, permits, known))
 
     def _release(
-        self, name: str, task_id: str | None, known: Collection[str] = ()
+        self,
+        name: str,
+        task_id: str | None,
+        permits: Collection[str] | None,
+        known: Collection[str] = (),
     ) -> tuple[Holder, ...]:
         """`known`: the executions that are already told of."""
         # The task can be any of the holders, so ask for all of them.
@@ -175,15 +200,8 @@ class Locks:
         is_line = name.startswith(LINE)
         if not lock.held and not (is_line and lock.waiting):
             return ()
-        if task_id is None:
-            told = self._look.inspection.force_release(key)
-        else:
-            mine = [each.execution_id for each in lock.holders if each.task_id == task_id]
-            first = lock.waiters[:1] if is_line and not lock.held else ()
-            mine += [each.execution_id for each in first if each.task_id == task_id]
-            told = tuple(
-                info for each in mine for info in self._look.inspection.force_release(key, each)
-            )
+        only = [""] if task_id is None and permits is None else _meant(lock, task_id, permits)
+        told = [info for each in only for info in self._look.inspection.force_release(key, each)]
         released = tuple(
             holder_of(info, lock.name) for info in told if info.execution_id not in known
         )
@@ -310,6 +328,19 @@ class Locks:
         if self.app is not None:
             fields = {"name": task, "locks": list(names), **facts}
             _send_event(self.app, "lock-forced", task_id, fields)
+
+
+def _meant(lock: LockInfo, task_id: str | None, permits: Collection[str] | None) -> Iterator[str]:
+    """The executions whose holds, or place at the head of an order, somebody means to release."""
+    for holder in lock.holders:
+        if task_id in (None, holder.task_id) and (permits is None or permit_of(holder) in permits):
+            yield holder.execution_id
+    for first in lock.waiters if lock.name.startswith(LINE) and not lock.held else ():
+        # An order in which nobody waits for the first call stays as it is, unless it is named.
+        is_named = task_id is not None or lock.parked > 0 or first.since < lock.at
+        is_meant = permits is None or first.execution_id in permits
+        if task_id in (None, first.task_id) and is_meant and is_named:
+            yield first.execution_id
 
 
 def _request_of(app: Any, text: str) -> Any:

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from ..engine import ids
+from ..engine.events import duration
 from ..engine.inspection import Holder, Inspectable, Inspection, LockInfo, ParkedMessage, Plain
 from ..engine.protocol import DEBOUNCE, LINE, MARKER
 from ..errors import LockUnavailable
@@ -107,13 +108,34 @@ class Stats(Plain):
             # The other places of a line are of calls that are still at the broker, or run.
             found["waiting"] += lock.parked if is_line else lock.waiting
             found["parked"] += lock.parked
-            # In a line those that have come wait as long as the first call is late.
+            # In a line those that have come wait for the first call, if that has not.
             came = (each for each in lock.waiters if each.state != "awaited" or lock.parked)
             first = next(came, None)
             waits = 0.0 if first is None else lock.at - first.since
             if waits > found["oldest_wait"]:
                 found["oldest_wait"], found["oldest_wait_lock"] = waits, lock.name
         return cls(**found)
+
+
+def permits_in(locks: Sequence[LockInfo]) -> frozenset[str] | None:
+    """Whom somebody means who has looked at these locks and releases them: each permit, by its
+    token, whichever step of a workflow has it by then; who shares a lock, by its execution; the
+    first call of an order, if nobody runs there. None, for all, if not all holders were shown."""
+    if any(lock.held > len(lock.holders) for lock in locks):
+        return None
+    meant = {permit_of(each) for lock in locks for each in lock.holders}
+    lines = (lock for lock in locks if lock.name.startswith(LINE) and not lock.held)
+    return frozenset(meant | {each.execution_id for line in lines for each in line.waiters[:1]})
+
+
+def permit_of(holder: Holder) -> str:
+    """What `permits_in` has of a holder."""
+    return holder.execution_id if holder.shared else str(holder.token)
+
+
+def held_for(lock: LockInfo, holder: Holder) -> str:
+    """For how long a holder has a lock, for people; "" in an order: it is not known there."""
+    return "" if lock.name.startswith(LINE) else duration(lock.at - holder.since)
 
 
 class Look:

@@ -14,7 +14,7 @@ from ..engine.events import OUTRANKED, duration, logger
 from ..engine.inspection import Holder, LockInfo, ParkedMessage, Waiter, work_of
 from ..engine.protocol import DEBOUNCE, LINE, MARKER
 from ..errors import LockConfigError, RelockError
-from .look import SHOWN, Look, Why
+from .look import SHOWN, Look, Why, held_for
 
 # Seconds in which workers can answer. All of them pass: more workers could answer.
 _WORKERS = 1.0
@@ -48,7 +48,7 @@ class Question:
         workers, answered = _ask_workers(self.app, self.task_id) if self.task_id else (None, True)
         # A retry that runs has the state RETRY until it ends, unless `task_track_started` is set.
         if workers is not None and (told is None or workers[1] == "active"):
-            return self._in_a_worker(*workers)
+            return self._in_a_worker(*workers, told)
         # Also if some workers answer: one with a solo pool does not while it runs a task.
         is_unknown = self.task_id and workers is None and told is None and found is None
         if is_unknown and (known := self._anywhere()) is not None:
@@ -125,7 +125,8 @@ class Question:
             return ""
         return f"; no worker that answers consumes its queue {queue!r}"
 
-    def _in_a_worker(self, node: str, state: str, info: dict[str, Any]) -> Why:
+    def _in_a_worker(self, node: str, state: str, info: dict[str, Any], told: Why | None) -> Why:
+        """`told`: what the result backend said before the workers were asked."""
         work = work_of(str(info.get("name") or ""), self.task_id)
         where = f"the worker {node}"
         if state != "active":
@@ -136,6 +137,9 @@ class Question:
         # It can hold others: of its workflow, or those of a task that this app does not have.
         if (known := self._there(locks) or self._anywhere()) is not None:
             return known
+        # What a worker runs can have ended, or failed and be retried, since it answered.
+        if (now := _result(self.app, self.task_id)) is not None and now != told:
+            return now
         pid = info.get("worker_pid")
         return Why(
             self.task_id, "runs", f"{work} runs in {where} (pid {pid}) and holds no lock of its own"
@@ -181,7 +185,7 @@ class Question:
             for holder in lock.holders:
                 if holder.task_id == self.task_id and not (holder.kept or holder.cooldown):
                     sentence = (
-                        f"{_has(holder, _called(lock.name), lock.at)}{_where(holder)}; its "
+                        f"{_has(holder, _called(lock.name), lock)}{_where(holder)}; its "
                         f"lease has {holder.lease_left:.0f} s left and is renewed while the "
                         "process lives"
                     )
@@ -194,8 +198,9 @@ class Question:
     def _waiting(self, waiter: Waiter, lock: LockInfo) -> Why:
         ahead, waits = waiter.position - 1, duration(lock.at - waiter.since)
         if waiter.state == "awaited":
+            took = duration(lock.at - waiter.due)
             sentence = (
-                f"{waiter} took its place {_for(waiter.names)} {waits} ago, {_ahead(ahead)}: its "
+                f"{waiter} took its place {_for(waiter.names)} {took} ago, {_ahead(ahead)}: its "
                 "message has not come to a worker"
             )
             return Why(self.task_id, waiter.state, sentence, lock.name, ahead, lock.holders)
@@ -243,8 +248,10 @@ def _ahead(number: int) -> str:
     return f"with {number} ahead of it" if number else "first in its queue"
 
 
-def _has(holder: Holder, what: str, at: float) -> str:
-    held = duration(at - holder.since)
+def _has(holder: Holder, what: str, lock: LockInfo) -> str:
+    held = held_for(lock, holder)
+    if not held:
+        return f"{holder} has its turn in {what}"
     if holder.cooldown:
         left = duration(holder.lease_left)
         return f"{what} cools down for {left} more (lock_cooldown), after {holder}"
@@ -264,7 +271,7 @@ def _where(holder: Holder) -> str:
 
 def _held_by(lock: LockInfo, what: str) -> str:
     first, others = lock.holders[0], lock.held - 1
-    return f"{_has(first, what, lock.at)}{_where(first)}" + (
+    return f"{_has(first, what, lock)}{_where(first)}" + (
         f", and {others} more hold{'s' * (others == 1)} it" if others else ""
     )
 

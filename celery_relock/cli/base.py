@@ -8,7 +8,6 @@ import io
 import json
 import math
 import os
-import re
 import shutil
 import sys
 import unicodedata
@@ -21,7 +20,8 @@ from typing import Any, TextIO, cast
 import click
 
 from ..admin import LockInfo, Locks
-from ..engine.protocol import LINE, MARKER
+from ..admin.names import plain, typed
+from ..engine.protocol import MARKER
 from ..errors import LockConfigError, LockUnavailable, RelockError
 
 # Exit codes: found; not found; the command, its options or the settings are wrong; Redis cannot be
@@ -62,10 +62,6 @@ _NO_APP = "default"
 # Of tables, in characters: the width of a terminal that does not report it, the gap between two
 # columns, and the least width of a column.
 _WIDTH, _GAP, _LEAST = 80, 2, 6
-# Before the name of a lock: its order (`lock_order`), which is a lock of an internal name.
-_ORDER = "order of "
-# What `plain` writes for what is not printable, and errors for a backslash.
-_ESCAPE = re.compile(r"\\(?:[\\tnr]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})")
 
 
 class Here:
@@ -234,35 +230,6 @@ def table(
                 break
             widths[widest] -= 1
     return [(" " * _GAP).join(map(_fitted, row, widths)).rstrip() for row in texts]
-
-
-def plain(text: str) -> str:
-    """A text whose control characters are written out (`\\t`, `\\x1b`), so that no terminal obeys
-    them."""
-    if text.isprintable():
-        return text
-    return "".join(
-        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
-    )
-
-
-def shown(name: str) -> str:
-    """A lock name for people: the order of a lock reads `order of …`."""
-    of = name.removeprefix(LINE)
-    return plain(name) if of == name else f"{_ORDER}{plain(of)}"
-
-
-def typed(name: str, *, is_pattern: bool = False) -> str:
-    """The lock name, or pattern, that somebody typed as `shown` shows it, or an error quotes it."""
-    if name.startswith(_ORDER):
-        name = LINE + name.removeprefix(_ORDER)
-
-    def meant(found: re.Match[str]) -> str:
-        if is_pattern and found[0] == r"\\":  # it is one in a pattern, too
-            return found[0]
-        return found[0].encode().decode("unicode_escape")
-
-    return _ESCAPE.sub(meant, name)
 
 
 def _width(text: str) -> int:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import islice
 
 import click
 
 from ..admin import SHOWN, Holder, LockInfo, Waiter, Why
+from ..admin.look import held_for, permits_in
+from ..admin.names import plain, shown
 from ..engine.events import duration
 from ..engine.protocol import LINE, MARKER
 from ..errors import LockConfigError, LockUnavailable, RelockError
-from .base import AT_LEAST_0, FOUND, MOST, NOT_FOUND, Here, command, given, plain, shown, table
+from .base import AT_LEAST_0, FOUND, MOST, NOT_FOUND, Here, command, given, table
 
 _MANY = 1000
 
@@ -54,7 +56,7 @@ def ls(here: Here, pattern: str, limit: int, dedup: bool) -> int:
 )
 def show(here: Here, name: str, limit: int) -> int:
     """Show who holds a lock, and who waits for it."""
-    locks = _with_order(here, here.meant(name), limit or MOST)
+    locks = here.locks.with_order(here.meant(name), limit or MOST)
     lock, line = locks[0], locks[1].as_dict() if len(locks) > 1 else None
     here.show({**lock.as_dict(), "order": line}, _shown_all(locks))
     return NOT_FOUND if all(each.idle or each.foreign for each in locks) else FOUND
@@ -83,22 +85,29 @@ def release(here: Here, name: str, task_id: str | None, yes: bool) -> int:
     """
     name = here.meant(name)
     task_id = task_id and here.locks.id_of(task_id)
+    permits = None
     if not yes:
         if here.json or not sys.stdin.isatty():
             raise click.UsageError("give --yes: there is no terminal to ask at")
-        locks = _with_order(here, name, 10)
+        locks = here.locks.with_order(name, 10)
         click.echo("\n".join(_shown_all(locks)))
         if all(each.idle for each in locks) or not click.confirm("Release it by force?"):
             return NOT_FOUND
-    released = here.locks.release(name, task_id)
-    of_task = plain(task_id or "")
-    by_whom = f"the task {of_task} does not hold it, or nobody" if of_task else "nobody"
+        permits = permits_in(locks)
+    released = here.locks.release(name, task_id, permits=permits)
     lines = [f"released: {shown(name)}, of {plain(str(holder))}" for holder in released]
     here.show(
         {"name": name, "released": [holder.as_dict() for holder in released]},
-        lines or [f"nothing to release: {by_whom} holds '{shown(name)}'"],
+        lines
+        or [f"nothing to release: {_why_nothing(shown(name), plain(task_id or ''), permits)}"],
     )
     return FOUND if released else NOT_FOUND
+
+
+def _why_nothing(name: str, task_id: str, permits: Collection[str] | None) -> str:
+    if task_id:
+        return f"the task {task_id} does not hold it, or nobody holds '{name}'"
+    return f"{'nobody of those shown' if permits else 'nobody'} holds '{name}'"
 
 
 @command
@@ -174,7 +183,7 @@ def _row(lock: LockInfo) -> tuple[object, ...]:
         return shown(lock.name), "-", "", lock.waiting, lock.parked
     first = lock.holders[0]
     more = f" +{lock.held - 1}" if lock.held > 1 else ""
-    held = duration(lock.at - first.since)
+    held = held_for(lock, first)
     kept = " (queued)" if lock.name.startswith(MARKER) else " (kept)"
     state = kept if first.kept else " (cools down)" if first.cooldown else ""
     by = (first.task or "?") + more + state
@@ -184,13 +193,6 @@ def _row(lock: LockInfo) -> tuple[object, ...]:
 def _nothing(here: Here, pattern: str) -> list[str]:
     what = "no locks" if pattern == "*" else f"no lock like {pattern!r}"
     return [f"{what}: nobody holds or waits for one in the namespace {here.locks.namespace!r}"]
-
-
-def _with_order(here: Here, name: str, most: int) -> list[LockInfo]:
-    """A lock, and its order with the calls whose turn has not come (`lock_order`), if any."""
-    lock = here.locks.get(name, most)
-    line = None if name.startswith(LINE) else here.locks.get(LINE + name, most)
-    return [lock] if line is None or line.idle else [lock, line]
 
 
 def _shown_all(locks: list[LockInfo]) -> Iterator[str]:
@@ -230,6 +232,8 @@ def _holder_lines(holder: Holder, lock: LockInfo) -> Iterator[str]:
     yield f"  {plain(str(holder))}"
     how = "shared without a break since" if holder.shared else "since"
     held = duration(lock.at - holder.since)
+    if lock.name.startswith(LINE):
+        how, held = "its place is of", f"{held} ago"
     yield f"    {how} {since} ({held}), lease {holder.lease_left:.0f} s left"
     if holder.cooldown:
         yield "    is over: the lock cools down until the lease ends (lock_cooldown)"

@@ -6,10 +6,11 @@ from contextlib import suppress
 
 import click
 
+from ..admin.names import plain
 from ..doctor import describe, examine
 from ..engine.diagnosis import ERROR, NOTICE, SEVERITIES, WARNING
 from ..errors import LockConfigError
-from .base import FOUND, NOT_FOUND, SECONDS, Here, command, plain
+from .base import FOUND, NOT_FOUND, SECONDS, Here, command
 
 
 @command

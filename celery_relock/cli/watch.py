@@ -11,7 +11,8 @@ from itertools import islice
 import click
 
 from ..admin import LockInfo, Stats
-from .base import AT_LEAST_0, FOUND, SECONDS, Here, command, echo_json, plain
+from ..admin.names import plain
+from .base import AT_LEAST_0, FOUND, SECONDS, Here, command, echo_json
 from .commands import rows_of
 
 # Locks to show: a screen has no room for more.

@@ -35,6 +35,7 @@ class Instrument(NamedTuple):
     labels: tuple[str, ...] = ()
 
 
+# A name is in one of these tables: a meter and a registry can have them side by side.
 COUNTERS = {
     "acquired": Instrument("Locks acquired"),
     "reentered": Instrument("Locks re-entered by calls, or by executions that joined a permit"),
@@ -43,7 +44,7 @@ COUNTERS = {
         "raise, or duplicate for a second copy of a message",
         ("policy",),
     ),
-    "parked": Instrument("Messages parked in Redis"),
+    "parkings": Instrument("Messages parked in Redis"),
     "resumed": Instrument("Parked messages published again"),
     "dropped": Instrument(
         "Executions that ended without running their body because the lock was held"
@@ -146,8 +147,9 @@ def _conflict(policy: str, waited: float, **_: Any) -> _Measured:
         yield "wait", waited, {}
 
 
-def _released(fence: int, held: float, reentered: bool, **_: Any) -> _Measured:
-    if fence and not reentered:
+def _released(fence: int, held: float, reentered: bool, of_workflow: bool, **_: Any) -> _Measured:
+    # The last step of a workflow has re-entered the lock if it came before the step before ended.
+    if fence and (of_workflow or not reentered):
         yield "hold", held, {}
 
 
@@ -162,7 +164,7 @@ _RULES: dict[Any, Callable[..., _Measured]] = {
     signals.lock_reentered: _reentered,
     signals.lock_conflict: _conflict,
     signals.lock_waiting: _counts("conflicts", policy="block"),
-    signals.lock_parked: _counts("parked"),
+    signals.lock_parked: _counts("parkings"),
     signals.lock_resumed: _counts("resumed"),
     signals.lock_dropped: _counts("dropped"),
     signals.lock_duplicate: _counts("duplicates"),

@@ -17,25 +17,45 @@ from opentelemetry import trace
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
 
 from .. import signals
+from ..errors import LockConfigError
 from ..version import __version__
 from . import metrics
 
 _NAME = "celery_relock"
 _ID = "celery_relock.otel"
+# The meter provider of the first call of `instrument`.
+_providers: list[MeterProvider | None] = []
 
 
 def instrument(
     *, meter_provider: MeterProvider | None = None, templates: bool = False, spans: bool = True
 ) -> None:
     """Measure the locks of this process and of its children, and annotate their current spans. You
-    can set the providers later, for example in each child of a pool.
+    can set the global providers later, for example in each child of a pool. A further call has no
+    effect, except that it can add the spans.
 
     Args:
         meter_provider: the meter provider; None for the global provider.
         templates: whether to add an attribute `relock.key`, the template of the task's `lock_key`.
         spans: whether to add attributes `relock.*` to the span of an execution that acquires a
             lock, and an event for each wait and each loss.
+
+    Raises:
+        LockConfigError: an earlier call gave another meter provider.
     """
+    if not _providers:
+        _measure(meter_provider, templates)
+        _providers.append(meter_provider)
+    elif meter_provider is not _providers[0]:
+        raise LockConfigError(
+            "the locks of this process are measured already, with another meter provider: give the "
+            "same one to each call of instrument()"
+        )
+    if spans:
+        _annotate_spans()
+
+
+def _measure(meter_provider: MeterProvider | None, templates: bool) -> None:
     meter = api.get_meter(_NAME, __version__, meter_provider)
     measures: dict[str, Callable[[float, dict[str, str]], None]] = {
         name: meter.create_counter(f"relock.{name}", description=each.about).add
@@ -53,8 +73,6 @@ def instrument(
         measures[name](value, {f"relock.{label}": text for label, text in labels.items()})
 
     metrics.connect("otel", record, templates)
-    if spans:
-        _annotate_spans()
 
 
 def observe(locks: Any, meter_provider: MeterProvider | None = None) -> None:

@@ -57,6 +57,7 @@ class LockEvent(NamedTuple):
         held: seconds for which this execution held the lock.
         reentered: whether the execution joined permits that were there already.
         policy: what becomes of an execution that met a conflict, "" where nobody says.
+        of_workflow: whether it is a workflow lock, for `enter` or a step.
     """
 
     kind: str
@@ -71,6 +72,7 @@ class LockEvent(NamedTuple):
     held: float = 0.0
     reentered: bool = False
     policy: str = ""
+    of_workflow: bool = False
 
 
 Listener = Callable[[LockEvent], None]

@@ -36,7 +36,9 @@ class Holder(Plain):
         host: the host of the process; "" if it is not known.
         pid: the id of the process; 0 if it is not known.
         since: when the permit began, in seconds since the epoch, by the server's clock. For a
-            shared lock: since when it has been shared without a break, by any holder.
+            shared lock: since when it has been shared without a break, by any holder. In the order
+            of a lock (`lock_order`): when its call was sent, or is due; nothing tells since when it
+            has its turn.
         lease_left: seconds until the hold ends if nobody renews it.
         kept: whether the hold is kept for the next step, or the retry, of a workflow, and has no
             process yet.
@@ -72,10 +74,14 @@ class Waiter:
         state: "waiting" in a worker slot, or in another process; "parked", its message is kept in
             Redis; "resumed", its message is on its way to a worker; "awaited", it has a place
             in the order of a lock (`lock_order`), and its message has not come, or can come again.
-        since: when it began to wait, in seconds since the epoch, by the server's clock.
+        since: when it began to wait, in seconds since the epoch, by the server's clock. In an order
+            a call waits from when its message came; one that is awaited, from when it keeps a later
+            call waiting that has come, and until then from this moment.
         names: the names of all the locks that it waits for.
         shared: whether it will share the lock.
         sent: how often its message was given to a process to publish since it was parked.
+        due: by which time it has its place, in seconds since the epoch: in an order when its call
+            was sent, or is due.
 
     The others are as for a `Holder`. For a parked execution, `host` and `pid` say which process
     received it.
@@ -93,6 +99,7 @@ class Waiter:
     names: tuple[str, ...] = ()
     shared: bool = False
     sent: int = 0
+    due: float = 0.0
 
     def __str__(self) -> str:
         return work_of(self.task, self.task_id) or "an unnamed execution"

@@ -463,7 +463,8 @@ class Lease:
             of, fence = self.claim, max(self.fences, default=0)
             reentered = bool(self.reentered) and all(self.reentered)
             told = of.names, of.execution_id, of.owner, fence, reason, since, self.work
-            tell(LockEvent(kind, *told, self.waited, self._held(), reentered, policy))
+            how = self.waited, self._held(), reentered, policy, self.of_workflow
+            tell(LockEvent(kind, *told, *how))
 
     @property
     def waited(self) -> float:

@@ -20,7 +20,7 @@ from celery.states import READY_STATES, REVOKED, STARTED
 
 from ..engine import events
 from ..engine.events import logger
-from ..engine.protocol import Conflict
+from ..engine.protocol import LINE, Conflict
 from ..errors import LockConflict, RelockError
 from . import events as worker_events
 from .delivery import DELIVERY, retry_of
@@ -285,11 +285,13 @@ def show_blocked(task: Any, message: Any, conflict: LockConflict, answer: Any) -
     Both say who holds the lock since when, and how many wait ahead.
     """
     busy = answer if isinstance(answer, Conflict) else None
+    in_order = busy is not None and busy.name.startswith(LINE)
     meta = {
         "lock": conflict.name,
         "holder": busy.label if busy else "",
         "owner": conflict.owner,
-        "since": busy.fence / 1e6 if busy and busy.fence else None,
+        # In an order the token is of when the call was sent.
+        "since": busy.fence / 1e6 if busy and busy.fence and not in_order else None,
         "position": busy.waiting if busy else 0,
         "blocked_at": time.time(),
     }

@@ -189,6 +189,7 @@ function Queue.enter(call, locks, execution, waiter, before_all)
     if Queue.is_line(lock) then
       local before = Queue.waiter(lock, execution) or {}
       waiter.line, waiter.task = before.line, waiter.task or before.task
+      waiter.came = before.came or call.now
     end
     redis.call('ZADD', lock.queue, string.format('%.0f', ticket), execution)
     Queue.write(call, lock, execution, waiter)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 import time
@@ -20,10 +21,12 @@ from click.testing import CliRunner, Result
 
 from celery_relock import Lock
 from celery_relock.admin import Locks
-from celery_relock.cli import relock
+from celery_relock.cli import commands, relock
 from celery_relock.cli.base import table
-from celery_relock.engine.protocol import SHARED, Claim
+from celery_relock.engine.protocol import LINE, SHARED, Claim, PlaceRequest
+from celery_relock.errors import LockLost
 from tests.support import Worker, wait_for
+from tests.support.desk import Desk
 from tests.support.parked import lock_of
 from tests.support.ports import free_port
 from tests.support.programs import said_by
@@ -59,6 +62,7 @@ HOLDER = {
 WAITER = HOLDER - {"token", "lease_left", "kept", "cooldown", "pause"} | {
     "position",
     "state",
+    "due",
     "names",
     "sent",
 }
@@ -215,6 +219,77 @@ def test_wrong_use_is_exit_code_2(run: Run, key: str, redis_url: str) -> None:
     for command in (("ls",), ("release", key, "--yes")):
         assert "use 1 to 60 characters" in run(*command, *here, "--namespace", "", code=2).output
     assert "not the URL of a Redis" in run("ls", "--redis", "nonsense://here", code=2).output
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
+    """Somebody at a terminal says yes, after this has happened."""
+
+    def says_yes_after(happens: Callable[[], object]) -> None:
+        terminal = SimpleNamespace(isatty=lambda: True)
+        monkeypatch.setattr(commands, "sys", SimpleNamespace(stdin=terminal))
+        monkeypatch.setattr(click, "confirm", lambda _: (happens(), True)[1])
+
+    return says_yes_after
+
+
+def test_who_got_the_lock_while_somebody_was_asked_is_not_released(
+    run: Run, redis_url: str, namespace: str, asked: Any
+) -> None:
+    here = ("--redis", redis_url, "--namespace", namespace)
+    shown, other = (Lock(redis_url, "a", namespace=namespace) for _ in range(2))
+    assert shown.acquire()
+    asked(lambda: (shown.release(), other.acquire()))
+
+    told = run("release", "a", *here, code=1).stdout
+
+    assert told.endswith("nothing to release: nobody of those shown holds 'a'\n")
+    assert other.owned()
+    asked(lambda: None)
+    assert run("release", "a", *here).stdout.endswith("released: a, of Lock\n")
+    with pytest.raises(LockLost):
+        other.release()
+
+
+@pytest.mark.parametrize("limit", [1, SHARED])
+def test_a_permit_that_was_passed_on_while_somebody_was_asked_is_released(
+    run: Run, redis_url: str, namespace: str, asked: Any, limit: int
+) -> None:
+    """By a step of a workflow to the next one. Not who has come to share a lock."""
+    desk, how = Desk(redis_url, namespace), {"limit": limit, "owner": "w"}
+    try:
+        desk.fence("r1", **how)
+
+        def goes_on() -> None:
+            desk.fence("r2", ancestors=("r1",), **how)
+            desk.release("r1")
+
+        asked(goes_on)
+        here = ("--redis", redis_url, "--namespace", namespace)
+        run("release", "a", *here, code=int(limit == SHARED))
+        assert desk.holders() == ["r2"] * (limit == SHARED)
+    finally:
+        desk.release("r2")
+        desk.close()
+
+
+@pytest.mark.parametrize("waited_for", [True, False])
+def test_after_a_yes_an_order_goes_on_without_the_call_that_was_shown_if_somebody_waits_for_it(
+    run: Run, redis_url: str, namespace: str, asked: Any, waited_for: bool
+) -> None:
+    desk, line = Desk(redis_url, namespace), f"{LINE}a"
+    try:
+        for call in ("r1", "r2"):
+            desk.backend.place(PlaceRequest(line, call, f"t-{call}", "call", 60.0, 0.0, 0.0, 600.0))
+        if waited_for:
+            desk.park("r2", names=(line,), owner="t-r2")
+        asked(lambda: None)
+        here = ("--redis", redis_url, "--namespace", namespace)
+        run("release", "a", *here, code=int(not waited_for))
+        assert desk.waiters(line) == (["r2"] if waited_for else ["r1", "r2"])
+    finally:
+        desk.wipe()
+        desk.close()
 
 
 def test_no_option_is_read_from_the_environment(
@@ -436,6 +511,30 @@ def test_a_dedup_marker_is_released_by_the_name_that_ls_shows(
     run("release", name, "--yes")
 
     run("ls", "--dedup", f"*{key}", code=1)
+
+
+def test_of_a_call_that_has_its_turn_the_time_of_its_place_is_told_and_no_time_of_a_hold(
+    worker: Worker, run: Run, key: str
+) -> None:
+    """It can have been at the broker until a moment ago."""
+    first = worker.module.in_order.delay(key, "first")
+    worker.journal.wait_for(f"first {key}")
+    second = worker.module.in_order.delay(key, "second")
+    wait_for(lambda: second.state == "BLOCKED", what="the second")
+    wait_for(lambda: "parked" in run("why", second.id).stdout, what="its message in Redis")
+
+    blocked, shown, why = second.info, run("show", key).stdout, run("why", second.id).stdout
+    lock, line = run("ls", f"*{key}").stdout.splitlines()[1:]
+    worker.journal.add(f"go {key}")
+    second.get(timeout=20)
+
+    assert blocked["since"] is None
+    assert re.fullmatch(rf"{key} +\S+in_order +[\d.]+ s +0 +0", lock)
+    assert re.fullmatch(rf"order of {key}  \S+in_order +1 +1", line)
+    held, turn = re.findall(r"^    (.*), lease ", shown, re.MULTILINE)
+    assert held.startswith("since ")
+    assert re.fullmatch(r"its place is of [-\d]+ [:\d]+ \([\d.]+ s ago\)", turn)
+    assert f"; {worker.module.in_order.name}[{first.id}] has its turn in it, in process " in why
 
 
 def test_the_order_of_a_lock_is_told_as_that(worker: Worker, run: Run, key: str) -> None:

@@ -227,6 +227,23 @@ def test_a_retry_that_runs_holds_its_lock_though_the_last_state_is_the_one_befor
     waits.revoke()
 
 
+def test_a_task_that_ends_while_its_worker_is_asked_has_ended_and_did_not_run_without_a_lock(
+    worker: Worker, locks: Locks, key: str, held: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers have a second to answer: then the one that said that it runs the task is done."""
+    ask = Inspect.query_task
+
+    def and_end(self: Inspect, *ids: Any) -> Any:
+        told = ask(self, *ids)
+        held.go()
+        held.result.get(timeout=20)
+        return told
+
+    monkeypatch.setattr(Inspect, "query_task", and_end)
+    why = locks.why(held.id)
+    assert (why.state, why.sentence) == ("ended", f"the task {held.id} has ended: SUCCESS")
+
+
 def test_a_retry_is_told_its_reason_and_its_place_in_the_order(
     worker: Worker, locks: Locks, key: str
 ) -> None:
@@ -452,7 +469,7 @@ def test_of_a_task_with_a_dedup_marker_the_lock_is_told(
             desk.fence(run, names=(name,), label=label_of("my.task", task_id))
         assert locks.why(task_id).lock == key
         desk.release("r1", names=(key,))
-        assert f"has held the order of '{key}'" in locks.why(task_id).sentence
+        assert f"has its turn in the order of '{key}', in process " in locks.why(task_id).sentence
         desk.release("r3", names=names[2:])
         assert locks.why(task_id).state == "unknown"
     finally:

@@ -19,9 +19,11 @@ from urllib.request import HTTPCookieProcessor, Request, build_opener
 import pytest
 from celery import states
 
+from celery_relock import Lock
 from celery_relock.admin import Locks
 from celery_relock.declaration import engine_of
 from celery_relock.engine.protocol import Claim
+from celery_relock.errors import LockLost
 from tests.support import Worker, wait_for
 from tests.support.worker import ROOT, environment_of
 
@@ -244,7 +246,7 @@ def test_a_lock_is_released_and_an_execution_cancelled_once_that_was_confirmed(
     assert freer.post(f"{LOCKS}free/", **form) == 200
     assert second.state == "BLOCKED", "it asks first"
     freer.post(f"{LOCKS}free/", **form, sure="yes")
-    assert f"Cancelled the parked task {second.id}" in freer.text
+    assert f"Cancelled: {second.id}." in freer.text
     assert second.state == states.REVOKED
     freer.post(f"{LOCKS}free/", **form, sure="yes")
     assert "Nothing to do" in freer.text
@@ -253,13 +255,82 @@ def test_a_lock_is_released_and_an_execution_cancelled_once_that_was_confirmed(
     assert "Nobody holds this lock" in freer.text
     name = f"tests.admin.apps.desk.hold[{first.id}]"
     assert site.log() == [
-        ("freer", NAME, f"Cancelled the parked task {second.id}."),
+        ("freer", NAME, f"Cancelled: {second.id}."),
         ("freer", NAME, f"Released by force: {name}."),
     ]
     freer.post(f"{LOCKS}free/", what="release", sure="yes")
     assert "has no name" in freer.text
     freer.get("/admin/")
     assert "/change/" in freer.text, "an entry of the log leads to its lock"
+
+
+def test_the_page_of_a_lock_has_its_order_in_the_words_of_the_commands(
+    worker: Worker, site: Site
+) -> None:
+    module, locks = worker.module, Locks(worker.module.app)
+    awaited = module.in_order.apply_async(("by turns", "late"), queue="nowhere")
+    behind = module.in_order.delay("by turns", "second")
+    wait_for(lambda: locks.with_order("by turns")[-1].parked, what="the second call")
+    freer = Browser(site.port, "freer")
+    freer.get(f"{LOCKS}?q=turns")
+    assert ">order of by turns</a>" in freer.text
+    freer.get(f"{LOCKS}by turns/change/".replace(" ", "%20"))
+
+    assert "<h2>order of by turns" in freer.text
+    assert awaited.id in freer.text
+    assert behind.id in freer.text
+    form = {"name": "by turns", "task": awaited.id, "what": "cancel"}
+    freer.post(f"{LOCKS}free/", **form)
+    assert "parked task" not in freer.text, "its message has not come"
+    freer.post(f"{LOCKS}free/", **form, sure="yes")
+    assert f"Cancelled: {awaited.id}." in freer.text
+    assert behind.get(timeout=20) is None
+    assert freer.get(f"{LOCKS}order%09by%20turns/change/") == 200
+    assert "<h1>order of by turns</h1>" in freer.text
+
+
+def test_a_release_on_the_page_of_a_lock_is_one_of_its_order_too(
+    worker: Worker, site: Site
+) -> None:
+    first = worker.module.in_order.delay("in turn", "first")
+    worker.journal.wait_for("first in turn")
+    freer = Browser(site.port, "freer")
+    freer.get(f"{LOCKS}in%20turn/change/")
+    fields = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', freer.text))
+    del fields["csrfmiddlewaretoken"]
+    freer.post(f"{LOCKS}free/", **fields, sure="yes")
+    assert f"Released by force: tests.admin.apps.desk.in_order[{first.id}]." in freer.text
+    assert all(each.idle for each in Locks(worker.module.app).with_order("in turn"))
+    worker.journal.add("go in turn")
+    first.get(timeout=20)
+
+
+def test_who_got_the_lock_while_a_page_was_open_is_not_released(worker: Worker, site: Site) -> None:
+    conf = worker.module.app.conf
+    shown, other = (
+        Lock(conf.relock_url, "turns", namespace=conf.relock_namespace) for _ in range(2)
+    )
+    assert shown.acquire()
+    freer = Browser(site.port, "freer")
+    freer.get(f"{LOCKS}turns/change/")
+    shown.release()
+    assert other.acquire()
+
+    def press() -> None:
+        fields = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', freer.text))
+        del fields["csrfmiddlewaretoken"]
+        freer.post(f"{LOCKS}free/", **fields)
+
+    press()  # Release for all holders
+    press()  # Yes, release
+
+    assert "Nothing to do: it has changed meanwhile" in freer.text
+    assert other.owned()
+    press()
+    press()
+    assert "Released by force: Lock." in freer.text
+    with pytest.raises(LockLost):
+        other.release()
 
 
 def test_the_check_for_deployment_tells_how_the_redis_is_set_up(site: Site) -> None:

@@ -16,6 +16,7 @@ from celery_relock.declaration import engine_of
 from celery_relock.errors import LockUnavailable
 from tests.support import wait_for
 from tests.support.ports import free_port
+from tests.support.programs import said_by
 
 APP = "tests.contrib.apps.measured"
 
@@ -104,7 +105,7 @@ def test_spans_tell_of_the_lock_and_of_each_wait_and_metrics_of_all(exported):
     exported.wait_for_value(1, "acquired", "holds")
     exported.wait_for_value(1, "wait", "holds")
     exported.wait_for_value(1, "hold", "waits")
-    exported.wait_for_value(1, "parked", "waits")
+    exported.wait_for_value(1, "parkings", "waits")
     exported.wait_for_value(1, "conflicts", "waits", **{"relock.policy": "wait"})
     assert {
         line["unit"] for line in exported.lines("metric") if line["metric"] == "relock.hold"
@@ -155,6 +156,38 @@ def test_the_template_is_also_told_if_the_app_has_it_for_all_its_tasks():
         pass
 
     assert template_of(app.tasks[bills.name]) == "tenant:{tenant}"
+
+
+TWICE = """
+import sys
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from celery_relock import Lock
+from celery_relock.contrib import otel
+from celery_relock.errors import LockConfigError
+reader = InMemoryMetricReader()
+provider = MeterProvider([reader])
+otel.instrument(meter_provider=provider, spans=False)
+otel.instrument(meter_provider=provider)
+for other in (None, MeterProvider([InMemoryMetricReader()])):
+    try:
+        otel.instrument(meter_provider=other)
+    except LockConfigError as error:
+        print(error)
+with Lock(sys.argv[1], "a", namespace=sys.argv[2]):
+    pass
+[resource] = reader.get_metrics_data().resource_metrics
+[scope] = resource.scope_metrics
+for metric in scope.metrics:
+    print(metric.name, [point.value for point in metric.data.data_points if metric.unit != "s"])
+"""
+
+
+def test_a_second_call_in_a_process_measures_nothing_twice_and_nowhere_else(redis_url, namespace):
+    *refused, acquired, wait, hold = said_by(TWICE, redis_url, namespace).splitlines()
+    assert len(refused) == 2
+    assert all("with another meter provider" in error for error in refused)
+    assert (acquired, wait, hold) == ("relock.acquired [1]", "relock.wait []", "relock.hold []")
 
 
 @pytest.fixture

@@ -30,6 +30,8 @@ from celery_relock import Lock, LockedTask
 from celery_relock.admin import Locks
 from celery_relock.contrib import metrics, prometheus
 from celery_relock.declaration import engine_of
+from celery_relock.engine.protocol import Claim
+from celery_relock.engines import engine_for
 from celery_relock.errors import LockLost
 from tests.docs.pages import blocks
 from tests.support import reaper, wait_for
@@ -91,7 +93,7 @@ def test_what_happens_to_locks_is_counted_by_task_and_template(measured):
     tasks, value = measured.tasks, measured.value
     with measured.held() as account:
         parked = tasks.waits.delay(account)
-        wait_for(lambda: value("parked_total", "waits") == 1)
+        wait_for(lambda: value("parkings_total", "waits") == 1)
         assert tasks.drops.delay(account).get(timeout=20)["relock"] == "dropped"
         with pytest.raises(Exception, match="is held by"):
             tasks.raises.delay(account).get(timeout=20)
@@ -105,7 +107,7 @@ def test_what_happens_to_locks_is_counted_by_task_and_template(measured):
     first.get(timeout=20)
 
     assert value("conflicts_total", "waits", policy="wait") == 1
-    assert value("parked_total", "waits") == value("resumed_total", "waits") == 1
+    assert value("parkings_total", "waits") == value("resumed_total", "waits") == 1
     assert value("reentered_total", "waits") == 1  # called by `blocks`
     assert value("conflicts_total", "drops", policy="drop") == value("dropped_total", "drops") == 1
     assert value("conflicts_total", "raises", policy="raise") == 1
@@ -322,6 +324,28 @@ def test_what_is_not_acquired_is_not_counted(redis_url, namespace, told, enabled
     assert counted == (["acquired", "wait", "reentered", "hold"] if enabled else [])
 
 
+@pytest.mark.parametrize("of_workflow", [True, False])
+def test_the_last_step_of_a_workflow_counts_as_a_hold_though_it_came_before_the_step_before_ended(
+    redis_url, namespace, told, of_workflow
+):
+    """Nobody else tells that the lock was held: a step tells of no release if it leaves the lock to
+    another."""
+    engine, ancestors = engine_for(redis_url, namespace), ()
+    leases = []
+    for run in ("step", "last"):
+        claim = Claim(run, "n", "w", ("a",), (1,), 30.0, "", ancestors=ancestors)
+        leases.append(engine.lease(claim))
+        leases[-1].of_workflow = of_workflow
+        engine.acquire(leases[-1])
+        ancestors = (run,)
+    assert leases[-1].reentered == (True,)
+
+    engine.release(leases[-1])
+
+    assert [name for name, *_ in told if name == "hold"] == ["hold"] * of_workflow
+    engine.release(leases[0])
+
+
 # -- A real Prometheus, its rules, a dashboard
 
 
@@ -359,6 +383,13 @@ def test_alerts_and_dashboard_ask_for_metrics_that_exist_and_the_page_names_each
     page = (DOCS.parent / "metrics.md").read_text()
     for name in {*metrics.COUNTERS, *metrics.HISTOGRAMS, *metrics.GAUGES}:
         assert f"`{name}`" in page, name
+
+
+def test_each_name_is_that_of_one_metric():
+    """A meter, and a registry, can have the counters and the gauges side by side."""
+    tables = (metrics.COUNTERS, metrics.HISTOGRAMS, metrics.GAUGES, ("up", "read"))
+    every = [name for table in tables for name in table]
+    assert sorted(every) == sorted(set(every))
 
 
 def test_the_examples_of_the_page_run():

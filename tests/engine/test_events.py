@@ -113,6 +113,7 @@ def test_a_log_record_has_every_fact_as_a_plain_value_of_its_own(
         "lock_waited": 0.0,
         "lock_held": 0.0,
         "lock_reentered": False,
+        "lock_of_workflow": False,
         "lock_policy": "",
         "task_id": "1234-5678",
         "task_name": "app.charge",

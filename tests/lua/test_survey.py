@@ -246,6 +246,45 @@ def test_the_longest_wait_in_an_order_counts_though_the_first_call_is_awaited(de
     assert stats().oldest_wait_lock == line
 
 
+@pytest.mark.parametrize("parked", [True, False])
+def test_a_call_waits_in_its_order_from_when_its_message_came(desk, ask, parked):
+    """What was sent long ago may have been at the broker until now."""
+    line, queue = f"{LINE}a", desk.park if parked else desk.queue
+    for run in ("r1", "r2"):
+        desk.backend.place(PlaceRequest(line, run, f"t-{run}", "call", 60.0, 0.0, 0.0, 600.0))
+    sent = desk.now_ms() / 1000
+    desk.wait_ms(20)
+    desk.fence("r1", names=(line,), owner="t-r1")
+    queue("r2", names=(line,), owner="t-r2")
+    (waiter,) = survey(desk, line).waiters
+    assert waiter.due < sent < sent + 0.019 < waiter.since
+    desk.wait_ms(20)
+    queue("r2", "n2" if parked else "n", names=(line,), owner="t-r2")
+
+    found = survey(desk, line)
+
+    assert found.waiters[0].since == waiter.since, "it came too early, and waits all the same"
+    assert Stats.of([found]).oldest_wait == found.at - waiter.since
+    assert not parked or ask.parked("t-r2").waiter.since == waiter.since
+
+
+def test_an_awaited_call_counts_from_when_it_keeps_a_later_one_waiting(desk):
+    line = f"{LINE}a"
+    for run in ("r1", "r2"):
+        desk.backend.place(PlaceRequest(line, run, f"t-{run}", "call", 60.0, 0.0, 0.0, 600.0))
+    desk.wait_ms(20)
+    found = survey(desk, line)
+    assert [each.since for each in found.waiters] == [found.at] * 2, "they keep nobody waiting"
+    came = desk.now_ms() / 1000
+    desk.park("r2", names=(line,), owner="t-r2")
+    desk.wait_ms(2)
+
+    found = survey(desk, line, most=1)
+
+    assert found.waiters[0].due < came - 0.019
+    assert 0 < Stats.of([found]).oldest_wait <= found.at - came + 0.001
+
+
 @pytest.mark.parametrize("missing", ["exists", "hgetall", "hlen"])
 def test_what_a_user_may_not_read_is_no_foreign_key(script_server, desk, missing):
     desk.fence("r1")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ...engine import ids
 from ...engine.events import told_by
 from ...engine.inspection import LockInfo, ParkedMessage, Waiter, holder_of
-from ...engine.protocol import KEPT, SHARED, HoldInfo
+from ...engine.protocol import KEPT, LINE, SHARED, HoldInfo
 from .connections import Command, Connections, Effort, Transport
 from .errors import reply_of
 from .keys import SCHEMA, Keys, bucket_of, in_parts
@@ -159,6 +159,10 @@ def _waiter(
     elif place.get("parked"):
         state = "resumed" if float(place.get("back") or 0) / 1000 > at else "parked"
     task, task_id, host, pid = told_by(str(place.get("label", "")))
+    since = due = float(ticket) / 1e6
+    if name.startswith(LINE):
+        began = place.get("turn" if state == "awaited" else "came")
+        since = at if began is None else float(began) / 1000
     return Waiter(
         position,
         state,
@@ -168,10 +172,11 @@ def _waiter(
         task_id or ids.full(str(place.get("task", ""))),
         host,
         pid,
-        min(float(ticket) / 1e6, at),  # a call in a line can be due later
+        since,
         tuple(names),
         dict(zip(names, place.get("limits", ()), strict=False)).get(name) == SHARED,
         int(place.get("sent") or 0),
+        due,
     )
 
 

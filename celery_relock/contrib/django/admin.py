@@ -21,6 +21,8 @@ from django.urls import path, reverse
 from django.views.decorators.http import require_POST
 
 from ...admin import LockInfo, Locks
+from ...admin.look import held_for, permits_in
+from ...admin.names import shown
 from ...engine.events import duration
 from ...errors import RelockError
 from .models import Lock
@@ -72,27 +74,23 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]  # Django ships no type
         return self._page(request, "locks", "Locks", found)
 
     def lock_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """A lock: its holders, and the first of its waiters."""
+        """A lock, and its order: their holders, and the first of their waiters."""
         _need(self.has_view_permission(request))
         name = unquote(object_id.replace(_DOT, "."))
-        found: dict[str, Any] = {"name": name}
+        found: dict[str, Any] = {"name": name, "shown": shown(name)}
         try:
-            lock = self._locks(request).get(name)
-            found["lock"] = lock
-            found["holders"] = [
-                (holder, duration(lock.at - holder.since)) for holder in lock.holders
-            ]
-            found["waiters"] = [
-                (waiter, duration(lock.at - waiter.since)) for waiter in lock.waiters
-            ]
+            locks = self._locks(request).with_order(name)
+            found["locks"] = list(map(_told, locks))
+            found["permits"] = " ".join(permits_in(locks) or ())
         except RelockError as error:
             found["error"] = str(error)
-        return self._page(request, "lock", name, found)
+        return self._page(request, "lock", found["shown"], found)
 
     def free_view(self, request: HttpRequest) -> HttpResponse:
-        """Release a lock, or cancel a parked task, after a confirmation."""
+        """Release a lock, or cancel a task that is parked or awaited, after a confirmation."""
         _need(request.user.has_perm(_FREE))
         name, task_id = request.POST.get("name", ""), request.POST.get("task", "")
+        permits = request.POST.get("permits", "")
         if not name:
             messages.error(request, "The lock has no name: nothing was changed.")
             return HttpResponseRedirect(reverse("admin:celery_relock_lock_changelist"))
@@ -100,10 +98,11 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]  # Django ships no type
         page = reverse("admin:celery_relock_lock_change", args=(_quoted(name),))
         back = HttpResponseRedirect(page)
         if request.POST.get("sure") != "yes":
-            found = {"name": name, "task": task_id, "what": what, "back": back.url}
+            found = {"name": name, "shown": shown(name), "task": task_id, "permits": permits}
+            found |= {"what": what, "back": back.url}
             return self._page(request, "sure", f"{what.capitalize()}?", found)
         try:
-            done = self._free(self._locks(request), what, name, task_id)
+            done = self._free(self._locks(request), what, name, task_id, permits)
         except RelockError as error:
             messages.error(request, str(error))
             return back
@@ -113,7 +112,7 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]  # Django ships no type
                 user_id=request.user.pk,
                 content_type=ContentType.objects.get_for_model(Lock),
                 object_id=name,
-                object_repr=name[:200],
+                object_repr=shown(name)[:200],
                 action_flag=CHANGE,
                 change_message=done,
             )
@@ -122,11 +121,11 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]  # Django ships no type
             messages.warning(request, "Nothing to do: it has changed meanwhile.")
         return back
 
-    def _free(self, locks: Locks, what: str, name: str, task_id: str) -> str:
-        """What was done, "" for nothing."""
+    def _free(self, locks: Locks, what: str, name: str, task_id: str, permits: str) -> str:
+        """What was done, "" for nothing. `permits`: those that the page showed, "" for all."""
         if what == "cancel":
-            return f"Cancelled the parked task {task_id}." if locks.cancel(task_id) else ""
-        released = locks.release(name, task_id or None)
+            return f"Cancelled: {task_id}." if locks.cancel(task_id) else ""
+        released = locks.release(name, task_id or None, permits=permits.split() or None)
         return f"Released by force: {', '.join(map(str, released))}." if released else ""
 
     def _locks(self, request: HttpRequest) -> Locks:
@@ -168,9 +167,19 @@ def _row(lock: LockInfo) -> dict[str, Any]:
     first = lock.holders[0] if lock.holders else None
     return {
         "lock": lock,
+        "name": shown(lock.name),
         "key": _quoted(lock.name),
         "holder": first,
-        "held": duration(lock.at - first.since) if first else "",
+        "held": held_for(lock, first) if first else "",
+    }
+
+
+def _told(lock: LockInfo) -> dict[str, Any]:
+    return {
+        "lock": lock,
+        "name": shown(lock.name),
+        "holders": [(holder, held_for(lock, holder)) for holder in lock.holders],
+        "waiters": [(waiter, duration(lock.at - waiter.since)) for waiter in lock.waiters],
     }
 
 
