@@ -202,6 +202,9 @@ class _Lock:
         any_hold = next(iter(self.holds.values()), None)
         return any_hold.fence if any_hold is not None and any_hold.shared else None
 
+    def is_idle(self) -> bool:
+        return not self.holds and not self.queue
+
     def is_full(self, limit: int, promised: _Promised | None = None) -> bool:
         """Whether a claim with this limit has to wait, given the permits `promised` to executions
         ahead of it."""
@@ -277,6 +280,7 @@ class _State:
         passed: calls that were passed over and not yet reported.
         fence: the last fencing token.
         parked_bytes: the size of all parked messages.
+        opened: the locks to look at for idle ones when a command ends.
     """
 
     locks: dict[str, _Lock] = field(default_factory=dict)
@@ -291,6 +295,7 @@ class _State:
     passed: list[Passed] = field(default_factory=list)
     fence: int = 0
     parked_bytes: int = 0
+    opened: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -337,6 +342,7 @@ class _Command:
     def lock(self, name: str) -> _Lock:
         """A lock, without the holds whose leases have ended."""
         if name not in self._opened:
+            self.state.opened.add(name)
             lock = self._opened[name] = self.state.locks.setdefault(name, _Lock(name))
             for execution_id, hold in list(lock.holds.items()):
                 if hold.expiry <= self.now:
@@ -344,10 +350,14 @@ class _Command:
         return self._opened[name]
 
     def tidy(self) -> None:
-        """Remove the locks that are idle."""
-        for name, lock in self._opened.items():
-            if not lock.holds and not lock.queue:
-                self.state.locks.pop(name, None)
+        """Remove the locks that are idle, also those that signal handlers have opened meanwhile."""
+        locks, opened = self.state.locks, self.state.opened
+        while opened:
+            lock = locks.get(name := opened.pop())
+            if lock is not None and lock.is_idle():
+                del locks[name]
+                if not lock.is_idle():
+                    locks[name] = lock  # a signal handler has acquired it on the line before
 
     def next_fence(self) -> int:
         self.state.fence = max(self.state.fence + 1, int(self.now * 1e6))
@@ -1656,12 +1666,16 @@ class MemoryBackend:
     @contextmanager
     def _executes(self, kind: Callable[..., _C], *args: Any) -> Iterator[_C]:
         self._check_process()
+        # A signal handler's command runs in the middle of another one of its thread, which may
+        # have opened a lock that is idle yet, and goes on to write to it.
+        inner = _guard.entered()
         with _guard.lock:
             command = kind(self.state, self.clock(), *args)
             try:
                 yield command
             finally:
-                command.tidy()
+                if not inner:
+                    command.tidy()
 
     def _check_process(self) -> None:
         if self._pid != os.getpid():

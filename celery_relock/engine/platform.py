@@ -160,13 +160,18 @@ class Guard:
     again. A forked child gets a new lock: the thread that had the old lock may not have come along.
     """
 
-    __slots__ = ("__weakref__", "lock")
+    __slots__ = ("__weakref__", "_lock", "lock")
 
     def __init__(self) -> None:
         anew_in_a_child(self)
 
     def _reset(self) -> None:
-        self.lock = for_with(_original("RLock")())
+        self._lock = _original("RLock")()
+        self.lock = for_with(self._lock)
+
+    def entered(self) -> bool:
+        """Whether this thread is in the middle of the instructions already."""
+        return bool(self._lock._is_owned())
 
 
 _Calls: TypeAlias = "queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]"
