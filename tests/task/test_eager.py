@@ -179,3 +179,12 @@ def test_the_steps_of_an_eager_canvas_acquire_the_lock_one_after_another(eager, 
     canvas(step, step, step).apply_async().get()
     assert {(reentered, holds) for _, reentered, holds in eager.seen} == {(False, 1)}
     assert len({fence for fence, _, _ in eager.seen}) == (4 if shape == "chord" else 3)
+
+
+@pytest.mark.parametrize("key", ["account", False])
+def test_a_direct_call_from_inside_of_one_has_no_header_of_ours(eager, key):
+    @eager.app.task(bind=True, base=LockedTask, lock_key=key, shared=False)
+    def body(task, inside=False):
+        return task.request.headers if inside else task(inside=True)
+
+    assert body.apply().get() == {}
