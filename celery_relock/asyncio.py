@@ -264,4 +264,5 @@ def _caller() -> object:
 def _for(caller: object) -> object:
     """For whom a coroutine of `Lock` runs. Two callbacks of a loop exclude each other: what one
     asks for has the task that runs it."""
-    return platform.coroutine() if isinstance(caller, asyncio.AbstractEventLoop) else caller
+    task = platform.coroutine() if isinstance(caller, asyncio.AbstractEventLoop) else None
+    return task or caller
