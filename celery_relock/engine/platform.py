@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from weakref import WeakSet, finalize
 
-from ..errors import LockConfigError
+from ..errors import LockConfigError, LockUnavailable
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -96,15 +96,25 @@ def _original(name: str) -> Any:
     return getattr(_thread, name)
 
 
+class NoThread(LockUnavailable, RuntimeError):
+    """A thread cannot be started. Also the RuntimeError that Python raises then."""
+
+
 def start_native_thread(target: Callable[[], None]) -> None:
     """Run `target` in an OS thread that never keeps the process from ending.
 
     Raises:
-        RuntimeError: the process is ending or has no thread to spare.
+        NoThread: the process is ending or has no thread to spare.
         LockConfigError: see `refuse_eventlet`.
     """
     refuse_eventlet()
-    _original("start_new_thread")(_in_native_thread, (target,))
+    try:
+        _original("start_new_thread")(_in_native_thread, (target,))
+    except RuntimeError as error:
+        raise NoThread(
+            f"A lock needs a thread, and this process can start no thread ({error}). A process "
+            "that ends is refused one, in Python 3.12 in an atexit handler too: use locks before."
+        ) from error
 
 
 def _green_thread(target: Callable[[], None]) -> None:
