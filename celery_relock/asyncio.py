@@ -68,9 +68,10 @@ class Lock(NamedLock["Client"]):
     re-enter.
 
     The same object re-enters in the same asyncio task, and so does every `Lock` with the same
-    `owner`. Inside a Celery task a `Lock` re-enters what the task's own call stack holds. Many
-    asyncio tasks can use one object: they exclude each other. The task that calls `acquire` is the
-    holder, so `asyncio.wait_for(lock.acquire(), 5)` acquires for the caller.
+    `owner`. Inside a Celery task a `Lock` without another owner re-enters what the task's own call
+    stack holds. Many asyncio tasks can use one object: they exclude each other. The task that calls
+    `acquire` is the holder, so `asyncio.wait_for(lock.acquire(), 5)` acquires for the caller;
+    outside of asyncio the thread is.
 
     A task that is cancelled while it acquires, waits or releases leaves nothing behind.
 

@@ -85,8 +85,8 @@ class Lock(NamedLock["Client"]):
     lease is renewed while the holder lives, waiters are served in turn, and a holder can re-enter.
 
     The same object re-enters in the same thread, and so does every `Lock` with the same `owner`.
-    Inside a Celery task a `Lock` re-enters what the task's own call stack holds. Two objects
-    without an owner exclude each other, as redis-py's do.
+    Inside a Celery task a `Lock` without another owner re-enters what the task's own call stack
+    holds. Two objects without an owner exclude each other, as redis-py's do.
 
     Args:
         redis: a client of redis-py, the URL of a Redis, or a function that returns a client.

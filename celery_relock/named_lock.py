@@ -230,7 +230,8 @@ class NamedLock(Generic[Client]):
         Raises:
             LockNotOwned: the caller acquired the lock before and has lost it since.
             LockNeverFree: waiting without a bound would never end: the holder waits for the
-                caller, or is the caller through another object.
+                caller, or is the caller through another object, unless that one has
+                `thread_local=False` or `renew=False`.
             LockUnavailable: Redis cannot be reached.
             LockConfigError: the token or the `blocking_timeout` cannot be used.
         """
