@@ -105,6 +105,16 @@ def test_coroutines_go_on_in_a_child_that_c_code_forks(redis_url: str, namespace
 
         for _ in range(4):
             asyncio.run(is_locked())  # its threads have begun
+
+        def switches():
+            each = [open(f"/proc/self/task/{n}/status") for n in os.listdir("/proc/self/task")
+                    if int(n) != threading.get_native_id()]
+            return [[line for line in told if "ctxt" in line] for told in each]
+
+        # Until they stand still: one that waits for the GIL would hang the child, see above.
+        seen = None
+        while seen != (seen := switches()):
+            time.sleep(0.05)
         child = ctypes.PyDLL(None).fork()
         if child == 0:
             os._exit(7 if asyncio.run(is_locked()) is False else 1)
