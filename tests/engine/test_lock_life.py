@@ -158,6 +158,28 @@ def test_a_signal_may_strike_at_any_line_of_a_block(lock: MakeLock) -> None:
     assert struck > 20
 
 
+class Strike:
+    """A tracer that raises `Stop` once `left` lines have begun in the files of these names.
+
+    Attributes:
+        count: how often it has.
+    """
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+        self.left = self.count = 0
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> Any:
+        if Path(frame.f_code.co_filename).name not in self._names:
+            return None
+        if event == "line":
+            self.left -= 1
+            if self.left == 0:
+                self.count += 1
+                raise Stop
+        return self
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("thread_local", [True, False])
 @pytest.mark.parametrize("around", [0, 1])
@@ -166,33 +188,23 @@ def test_a_signal_at_any_line_of_the_end_of_a_block_leaves_nothing_behind(
 ) -> None:
     """Nobody would come back for it, as the object lives on."""
     one, two = lock(thread_local=thread_local), lock()
-    line = struck = 0
-
-    def trace(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal line, struck
-        # Not where `with` guards a few lines: a tracer may strike between the last of them and the
-        # end of the block, where no signal does.
-        if Path(frame.f_code.co_filename).name not in ("lock.py", "hand.py", "engine.py"):
-            return None
-        if event == "line" and (line := line - 1) == 0:
-            struck += 1
-            raise Stop
-        return trace
-
+    # Not where `with` guards a few lines: a tracer may strike between the last of them and the end
+    # of the block, where no signal does.
+    strike = Strike("lock.py", "hand.py", "engine.py")
     at = 3  # before the first of these it is as with any context manager
-    while struck == at - 3:
-        line = at
+    while strike.count == at - 3:
+        strike.left = at
         with suppress(Stop), ExitStack() as blocks:
             for _ in range(around):
                 blocks.enter_context(one)
             blocks.callback(sys.settrace, None)
             with one:
-                sys.settrace(trace)
+                sys.settrace(strike)
         sys.settrace(None)
         assert one._own_grip() is None, at
         assert not two.locked(), at
         at += 1
-    assert struck > 10
+    assert strike.count > 10
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -201,33 +213,22 @@ def test_a_signal_at_any_line_of_the_beginning_of_a_block_leaves_nothing_behind(
     lock: MakeLock, around: int
 ) -> None:
     """`with` calls no `__exit__` for a block that has not begun."""
-    one, two = lock(), lock()
-    line = struck = 0
-
-    def trace(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal line, struck
-        if Path(frame.f_code.co_filename).name not in ("lock.py", "named_lock.py", "engine.py"):
-            return None
-        if event == "line" and (line := line - 1) == 0:
-            struck += 1
-            raise Stop
-        return trace
-
+    one, two, strike = lock(), lock(), Strike("lock.py", "named_lock.py", "engine.py")
     at, begun = 1, False
     while not begun:
-        line = at
+        strike.left = at
         with suppress(Stop), ExitStack() as blocks:
             for _ in range(around):
                 blocks.enter_context(one)
             blocks.callback(sys.settrace, None)
-            sys.settrace(trace)
+            sys.settrace(strike)
             with one:
                 sys.settrace(None)
                 begun = True
         assert one._own_grip() is None, at
         assert not two.locked(), at
         at += 1
-    assert struck > (5 if around else 20)
+    assert strike.count > (5 if around else 20)
 
 
 def test_an_engine_ends_with_its_client_and_so_do_its_inbox_and_its_connections(

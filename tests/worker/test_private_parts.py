@@ -1,4 +1,4 @@
-"""Every part of Celery, kombu and asyncio that is not documented and that the library hangs on, by
+"""Every part of Celery, kombu and Python that is not documented and that the library hangs on, by
 the names under which docs/architecture.md lists them. A test fails when a new release has moved its
 part."""
 
@@ -10,7 +10,7 @@ import logging
 import pickle
 import sys
 from functools import partial
-from threading import Thread, get_ident
+from threading import RLock, Thread, get_ident
 from types import SimpleNamespace
 
 import pytest
@@ -477,6 +477,14 @@ def _():
     key = delayed._waiting_key(5, "its.own")
     assert key == waiting.calculate_routing_key(5, "its.own")
     assert delayed.key_before(key) == "its.own"
+
+
+@row("`RLock._is_owned`")
+def _():
+    lock = RLock()
+    assert not lock._is_owned()
+    with lock:
+        assert lock._is_owned()
 
 
 @row("`_thread_id` of asyncio's event loop")
