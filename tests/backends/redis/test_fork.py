@@ -52,7 +52,6 @@ def test_a_child_that_c_code_forks_keeps_its_own_locks_over_connections_of_its_o
     """As uWSGI forks its workers when it has loaded the app: Python's fork hooks do not run."""
     said = programs.run(
         """
-        import ctypes
         from celery_relock.backends.redis.connections import Effort
         from celery_relock.engine.events import label_of
 
@@ -64,8 +63,7 @@ def test_a_child_that_c_code_forks_keeps_its_own_locks_over_connections_of_its_o
         first = engine()
         mine = held(first, "a", seconds=30.0)
         theirs, heard = ours(), first.inbox.name
-        # No inbox: Python itself hangs in the child if a thread of the parent waits for the GIL.
-        child = ctypes.PyDLL(None).fork()
+        child = fork_by_c()
         if child == 0:
             import faulthandler
             faulthandler.dump_traceback_later(30, exit=True)
@@ -96,7 +94,7 @@ def test_a_child_that_c_code_forks_keeps_its_own_locks_over_connections_of_its_o
 def test_coroutines_go_on_in_a_child_that_c_code_forks(redis_url: str, namespace: str) -> None:
     said = programs.run(
         """
-        import asyncio, ctypes
+        import asyncio
         from celery_relock.asyncio import Lock
 
         lock = Lock(engine(), "a")
@@ -106,16 +104,7 @@ def test_coroutines_go_on_in_a_child_that_c_code_forks(redis_url: str, namespace
         for _ in range(4):
             asyncio.run(is_locked())  # its threads have begun
 
-        def switches():
-            each = [open(f"/proc/self/task/{n}/status") for n in os.listdir("/proc/self/task")
-                    if int(n) != threading.get_native_id()]
-            return [[line for line in told if "ctxt" in line] for told in each]
-
-        # Until they stand still: one that waits for the GIL would hang the child, see above.
-        seen = None
-        while seen != (seen := switches()):
-            time.sleep(0.05)
-        child = ctypes.PyDLL(None).fork()
+        child = fork_by_c()
         if child == 0:
             os._exit(7 if asyncio.run(is_locked()) is False else 1)
         say(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
