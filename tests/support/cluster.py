@@ -261,8 +261,15 @@ class ClusterServers:
         while self.move_keys(slot, source, to):
             pass
         own = self.id_of(to)
-        for node in (to, source, *self.masters()):
-            self.ask(node, "SETSLOT", slot, "NODE", own)
+
+        def is_told() -> bool:
+            for node in (to, source, *self.masters()):
+                self.ask(node, "SETSLOT", slot, "NODE", own)
+            return self.is_well()
+
+        # Until they agree: moves within milliseconds can cross older news of the same slot, and
+        # Redis 7.0 is then left with no node that takes it for its own.
+        wait_for(is_told, timeout=30)
 
     def _owner(self, slot: int) -> RedisServer:
         for first, last, serving, *_ in self.ask(self.nodes[0], "SLOTS"):

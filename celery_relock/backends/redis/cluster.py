@@ -33,7 +33,7 @@ from .connections import (
     Transport,
     Wanted,
 )
-from .errors import FAULTS, TooFewReplicas, translate
+from .errors import FAULTS, TooFewReplicas, reply_of, translate
 from .keys import CLUSTER_BUCKETS, absent, bucket_of
 from .scripts import Script
 from .subscription import ClusterInbox
@@ -264,9 +264,11 @@ class Cluster(Transport):
         except FAULTS as error:
             raise translate(error) from error
 
-    def masters(self) -> list[tuple[Connections, list[int]]]:
+    def masters(self, keys: Sequence[str] = ()) -> list[tuple[Connections, list[int]]]:
         self.map.refresh()
         try:
+            for key in keys:  # whoever serves it no more redirects this
+                reply_of(self._at(self.map.serving(bucket_of(key))).answers(("EXISTS", key))[0])
             return [(self._at(node), buckets) for node, buckets in self.map.masters().items()]
         except FAULTS as error:
             raise translate(error) from error

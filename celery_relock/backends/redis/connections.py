@@ -396,8 +396,13 @@ class Transport(ABC):
         """The connections to the server of a key. Raises a RelockError if no server is known."""
 
     @abstractmethod
-    def masters(self) -> list[tuple[Connections, list[int]]]:
-        """The connections to every server that has keys, and its buckets. Raises as `at` does."""
+    def masters(self, keys: Sequence[str] = ()) -> list[tuple[Connections, list[int]]]:
+        """The connections to every server that has keys, and its buckets. Raises as `at` does.
+
+        Args:
+            keys: one of each bucket, if a server that a bucket has just left is not to be among
+                them. A node tells which node serves which slot as far as it has heard.
+        """
 
     @abstractmethod
     def listen(self, channel: Channel, ready: Ready, hear: Hear, wanted: Wanted) -> None:
@@ -434,7 +439,7 @@ class Server(Transport):
     def at(self, key: str) -> Connections:
         return self._work
 
-    def masters(self) -> list[tuple[Connections, list[int]]]:
+    def masters(self, keys: Sequence[str] = ()) -> list[tuple[Connections, list[int]]]:
         return [(self._work, [0])]
 
     def listen(self, channel: Channel, ready: Ready, hear: Hear, wanted: Wanted) -> None:

@@ -46,7 +46,8 @@ class Inspection(NamedTuple):
         bucket = "0" if self.own_keys.buckets == 1 else "*"
         match = f"{start}:{{{bucket}}}:[lq]:{pattern}"
         keys: list[str] = []
-        for server, _ in self.transport.masters():
+        metas = list(map(self.own_keys.meta, range(self.own_keys.buckets)))
+        for server, _ in self.transport.masters(metas):
             for found in scanned(server, ("SCAN",), "MATCH", match, "COUNT", str(SCANNED)):
                 keys += [key for raw in found if (key := self._lock_key(raw))]
                 if len(keys) >= _SURVEYED:

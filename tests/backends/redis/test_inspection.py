@@ -12,6 +12,7 @@ from redis.crc import key_slot
 from celery_relock import Lock
 from celery_relock.admin import Locks
 from celery_relock.admin.look import Look
+from celery_relock.backends.redis import cluster as cluster_module
 from celery_relock.backends.redis.keys import CLUSTER_BUCKETS as BUCKETS
 from celery_relock.backends.redis.keys import Keys
 from celery_relock.engine.protocol import LINE, Claim, Held, Parked, ParkRequest, PlaceRequest
@@ -97,10 +98,13 @@ def on_its_way(cluster: ClusterServers, key: str, *, moved: bool) -> Iterator[No
         cluster.end_move(slot, source, to)
 
 
+@pytest.mark.parametrize("heard", [True, False], ids=["", "of which it has not heard"])
 def test_who_has_looked_before_finds_what_is_at_a_new_master(
-    cluster: ClusterServers, namespace: str
+    cluster: ClusterServers, namespace: str, monkeypatch: pytest.MonkeyPatch, heard: bool
 ) -> None:
-    """An exporter lives longer than the nodes that it knows."""
+    """An exporter lives longer than the nodes that it knows. What it asked a moment ago it does not
+    ask again; and the node that it asks can have heard nothing yet."""
+    monkeypatch.setattr(cluster_module, "_NEWS", 0.0 if heard else 60.0)
     keys, new = Keys(namespace, BUCKETS), cluster.nodes[-1]
     firsts = list(map(keys.meta, range(BUCKETS)))
     was_there = [first for first in firsts if cluster.master_of(first) is new]
