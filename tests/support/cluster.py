@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -265,6 +266,7 @@ class ClusterServers:
         def is_told() -> bool:
             for node in (to, source, *self.masters()):
                 self.ask(node, "SETSLOT", slot, "NODE", own)
+            time.sleep(0.05)  # what was on its way between the nodes arrives
             return self.is_well()
 
         # Until they agree: moves within milliseconds can cross older news of the same slot, and
