@@ -22,8 +22,7 @@ from .declaration import engine_of, locked_tasks
 from .engine import diagnosis
 from .engine.diagnosis import ERROR, NOTICE, SEVERITIES, WARNING, Finding
 from .engine.events import duration
-from .engine.examination import Memory, ParkedTask
-from .engine.inspection import Inspectable, Plain
+from .engine.inspection import Inspectable, Memory, ParkedTask, Plain
 from .engine.protocol import DEBOUNCE
 from .errors import LockConfigError, LockUnavailable, RelockError
 from .options import OPTION_NAMES
@@ -326,7 +325,7 @@ def _backend(
         memory = asks.memory(_SAMPLE)
         yield from _memory(memory, facts)
         yield from _namespaces(memory, engine.backend.inspection().has_layout())
-        parked = asks.parked(_PARKED)
+        parked = asks.parked_tasks(_PARKED)
         facts["parked_sample"] = [each._asdict() for each in parked]
         yield from _parked(app, engine, workers, parked)
         if app is not None and workers is not None and workers.told:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_relock.engine import diagnosis
-from celery_relock.engine.examination import Server
+from celery_relock.engine.inspection import Server
 from tests.support.backends import backend_of, close
 
 SERIOUS = [
