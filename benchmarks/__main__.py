@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,9 +19,8 @@ from benchmarks import (
     task,
     waiting,
 )
-from tests.support import RedisServer
+from tests.support import RedisServer, page
 
-_BLOCK = re.compile(r"(<!-- figures -->\n).*?(<!-- /figures -->)", re.DOTALL)
 PARTS = ("pairs", "handover", "renewal", "memory", "growth", "task", "waiting", "ordering",
          "coroutines")  # fmt: skip
 
@@ -85,16 +82,14 @@ def main(
         yield from _in_celery(server.url, wanted, rounds, tasks)
 
     wanted = parts or PARTS
-    pages = [f"    python -m benchmarks {' '.join(sys.argv[1:])}".rstrip()]
+    pages = []
     try:
         for title, text in tables():
             click.echo(f"\n### {title}\n\n{text}")
             pages.append(f"### {title}\n\n{text}")
     finally:
         server.stop()
-    if write is not None:
-        text = "\n\n".join(pages) + "\n"
-        write.write_text(_BLOCK.sub(lambda m: m[1] + text + m[2], write.read_text()))
+    page.write(write, "figures", "\n\n".join(pages), "python -m benchmarks")
 
 
 def _in_celery(

@@ -22,8 +22,7 @@ from .declaration import engine_of, locked_tasks
 from .engine import diagnosis
 from .engine.diagnosis import ERROR, NOTICE, SEVERITIES, WARNING, Finding
 from .engine.events import duration
-from .engine.examination import Memory, ParkedTask
-from .engine.inspection import Inspectable, Plain
+from .engine.inspection import Inspectable, Memory, ParkedTask, Plain
 from .engine.protocol import DEBOUNCE
 from .errors import LockConfigError, LockUnavailable, RelockError
 from .options import OPTION_NAMES
@@ -326,7 +325,7 @@ def _backend(
         memory = asks.memory(_SAMPLE)
         yield from _memory(memory, facts)
         yield from _namespaces(memory, engine.backend.inspection().has_layout())
-        parked = asks.parked(_PARKED)
+        parked = asks.parked_tasks(_PARKED)
         facts["parked_sample"] = [each._asdict() for each in parked]
         yield from _parked(app, engine, workers, parked)
         if app is not None and workers is not None and workers.told:
@@ -679,32 +678,3 @@ def _bursts(app: Any, workers: _Workers, parked: Iterable[ParkedTask]) -> Iterat
             "The calls wait, and never run, unless workers at another broker send them.",
             f"{alike} To send the waiting bursts, run a worker with the callers' spelling.",
         )
-
-
-def describe(report: Report) -> Iterator[str]:
-    """Yield the report as lines of text."""
-    for finding in report.findings:
-        yield f"{finding.severity.upper()}: {finding.what}"
-        yield f"  why: {finding.why}"
-        yield f"  do:  {finding.do}"
-    facts = report.facts
-    for server in facts.get("servers", ()):
-        trip = server["round_trip"]
-        yield (
-            f"server: Redis {server['version'] or '?'}, {server['role'] or '?'}, round trip "
-            + (f"{trip * 1000:.2f} ms" if trip is not None else "?")
-            + f", clock {server['clock_ahead']:+.3f} s"
-        )
-    if memory := facts.get("memory"):
-        yield f"keys: {memory['keys']} in the database, {memory['sampled']} looked at"
-        for kind in memory["kinds"]:
-            yield f"  {kind['kind']}: about {kind['keys']} ({kind['bytes'] / 1024:.0f} kB)"
-    for name, told in sorted(facts.get("workers", {}).items()):
-        beside = ", ".join(told.get("beside") or ()) or "nothing known"
-        yield (
-            f"worker: {name}, celery-relock {told.get('version')}, "
-            f"namespace {told.get('namespace')}, "
-            f"locked tasks: {len(told.get('tasks') or ())}, beside {beside}"
-        )
-    worst = {name: sum(f.severity == name for f in report.findings) for name in SEVERITIES}
-    yield ", ".join(f"{n} {name}{'' if n == 1 else 's'}" for name, n in worst.items())

@@ -42,7 +42,7 @@ class Question:
         found = self.look.parked(self.task_id)
         if found is not None and found.text:
             return self._parked(found)
-        told = _result(self.app, self.task_id)
+        told = _result(self.task_id, _stored(self.app, self.task_id))
         if told is not None and told.state != "retry":
             return told
         workers, answered = _ask_workers(self.app, self.task_id) if self.task_id else (None, True)
@@ -57,12 +57,12 @@ class Question:
             _, lock = self.look.get(found.name, SHOWN, SHOWN)
             waits = self._waiting(found.waiter, lock)
             return self._there((lock,)) or waits
-        if (told := _result(self.app, self.task_id)) is not None:
+        stored = _stored(self.app, self.task_id)
+        if (told := _result(self.task_id, stored)) is not None:
             if told.state == "retry" and found is not None:
                 place = f"{_for(found.waiter.names)}, {_ahead(found.waiter.position - 1)}"
                 told = replace(told, sentence=f"{told.sentence}; it has its place {place}")
             return told  # it waits for its retry, or has ended while the workers were asked
-        stored = _stored(self.app, self.task_id)
         if (lost := _lost(self.task_id, stored, answered)) is not None:
             return lost
         state, error, _ = stored
@@ -138,7 +138,8 @@ class Question:
         if (known := self._there(locks) or self._anywhere()) is not None:
             return known
         # What a worker runs can have ended, or failed and be retried, since it answered.
-        if (now := _result(self.app, self.task_id)) is not None and now != told:
+        now = _result(self.task_id, _stored(self.app, self.task_id))
+        if now is not None and now != told:
             return now
         pid = info.get("worker_pid")
         return Why(
@@ -325,13 +326,13 @@ def _lost(task_id: str, stored: tuple[str, Any, str], answered: bool) -> Why | N
     )
 
 
-def _result(app: Any, task_id: str) -> Why | None:
+def _result(task_id: str, stored: tuple[str, Any, str]) -> Why | None:
     """What the result backend says, if the task has ended or will be retried."""
     from celery.states import READY_STATES, RETRY
 
     from ..worker.states import is_dropped
 
-    state, result, work = _stored(app, task_id)
+    state, result, work = stored
     if is_dropped(result):
         lock = str(result.get("lock") or "")
         return Why(task_id, "dropped", f"{work} was dropped: {result.get('reason')}", lock)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 
 import click
 
 from ..admin.names import plain
-from ..doctor import describe, examine
+from ..doctor import Report, examine
 from ..engine.diagnosis import ERROR, NOTICE, SEVERITIES, WARNING
 from ..errors import LockConfigError
 from .base import FOUND, NOT_FOUND, SECONDS, Here, command
@@ -37,8 +38,37 @@ def doctor(here: Here, workers: bool, timeout: float, fail_on: str) -> int:
     with suppress(LockConfigError):  # the report tells it
         here.locks  # noqa: B018  # says so if neither an app nor a Redis was given
     report = examine(here.app, here.redis, here.namespace, workers=workers, timeout=timeout)
-    here.show(report.as_dict(), map(plain, describe(report)))
+    here.show(report.as_dict(), map(plain, _described(report)))
     if fail_on == "never" or not report.worst:
         return FOUND
     bad = SEVERITIES.index(report.worst) <= SEVERITIES.index(fail_on)
     return NOT_FOUND if bad else FOUND
+
+
+def _described(report: Report) -> Iterator[str]:
+    """The report as lines of text."""
+    for finding in report.findings:
+        yield f"{finding.severity.upper()}: {finding.what}"
+        yield f"  why: {finding.why}"
+        yield f"  do:  {finding.do}"
+    facts = report.facts
+    for server in facts.get("servers", ()):
+        trip = server["round_trip"]
+        yield (
+            f"server: Redis {server['version'] or '?'}, {server['role'] or '?'}, round trip "
+            + (f"{trip * 1000:.2f} ms" if trip is not None else "?")
+            + f", clock {server['clock_ahead']:+.3f} s"
+        )
+    if memory := facts.get("memory"):
+        yield f"keys: {memory['keys']} in the database, {memory['sampled']} looked at"
+        for kind in memory["kinds"]:
+            yield f"  {kind['kind']}: about {kind['keys']} ({kind['bytes'] / 1024:.0f} kB)"
+    for name, told in sorted(facts.get("workers", {}).items()):
+        beside = ", ".join(told.get("beside") or ()) or "nothing known"
+        yield (
+            f"worker: {name}, celery-relock {told.get('version')}, "
+            f"namespace {told.get('namespace')}, "
+            f"locked tasks: {len(told.get('tasks') or ())}, beside {beside}"
+        )
+    worst = {name: sum(f.severity == name for f in report.findings) for name in SEVERITIES}
+    yield ", ".join(f"{n} {name}{'' if n == 1 else 's'}" for name, n in worst.items())

@@ -15,7 +15,6 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -151,15 +150,9 @@ class Sums(MultiProcessCollector):
             gone = [p for p in folder.glob(f"{kind}_*.db") if _is_gone(p)]
             if len(gone) > self.FEW:
                 _add_up(folder / f"{kind}_gone.db", gone)
-        for empty in [p for p in folder.glob("*.db") if not p.stat().st_size]:
-            if _is_gone(empty):
-                empty.unlink()  # its process was killed while creating it
-        for wait in (0.02, 0.05, 0.1, 0.2, 0.5):
-            try:
-                return list(super().collect())  # type: ignore[no-untyped-call]
-            except struct.error:
-                time.sleep(wait)  # a child is creating its file, which is empty for a moment
-        return list(super().collect())  # type: ignore[no-untyped-call]
+        # One that a child is creating is empty for a moment, and stays so if the child is killed.
+        files = [str(p) for p in folder.glob("*.db") if p.stat().st_size]
+        return list(self.merge(files))  # type: ignore[no-untyped-call]
 
 
 def _is_gone(path: Path) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from .examination import Server
+from .inspection import Server
 
 ERROR, WARNING, NOTICE = SEVERITIES = ("error", "warning", "notice")
 

@@ -1,16 +1,15 @@
-"""What people ask of a backend, and no task does: which locks there are, who holds them and who
-waits; and the answers, as people see them."""
+"""What people and the doctor ask of a backend, and no task does: which locks there are, who holds
+them and who waits, how the servers are set up; and the answers, as people see them."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from . import ids
 from .events import told_by
-from .examination import Examination
 from .protocol import COOLDOWN, KEPT, MARKER, PAUSE, HoldInfo
 
 
@@ -176,6 +175,91 @@ class Inspection(Protocol):
         """As `Backend.force_release`, by a lock's key."""
 
 
+class Server(NamedTuple):
+    """One server, or one master of a cluster.
+
+    Attributes:
+        info: what INFO says; empty where it may not be asked.
+        saves: when it saves to its disk (`save`), "" for never, None where nobody may ask.
+        clock: seconds by which its clock is ahead of ours, and by how much that may be wrong.
+        trips: seconds that some round trips took, the shortest first.
+        needed: how many replicas have to have a hold.
+    """
+
+    info: Mapping[str, str]
+    saves: str | None
+    clock: tuple[float, float]
+    trips: tuple[float, ...]
+    needed: int = 0
+
+
+class Kind(NamedTuple):
+    """Keys of one kind, in a sample: how many, and the bytes that each takes on average; 0 where
+    the server does not tell."""
+
+    name: str
+    keys: int
+    bytes_each: float
+
+
+class Memory(NamedTuple):
+    """What a sample of keys tells.
+
+    Attributes:
+        keys, seen: how many keys there are, of whomever, and how many the sample has.
+        kinds: those of this namespace.
+        namespaces: the others that were seen.
+    """
+
+    keys: int
+    seen: int
+    kinds: tuple[Kind, ...]
+    namespaces: tuple[str, ...]
+
+
+class ParkedTask(NamedTuple):
+    """A parked message: of which lock, app and broker (`home`), queue and task, and how often it
+    was given to a process to publish."""
+
+    lock: str
+    home: str
+    queue: str
+    task: str
+    task_id: str
+    sent: int = 0
+
+
+class Owed(NamedTuple):
+    """How many messages of a home had their turn when no process could send them, and since when,
+    in seconds."""
+
+    home: str
+    messages: int
+    since: float
+
+
+class Examination(Protocol):
+    """What a doctor asks: how the servers are set up, what may not be done there, what takes up
+    memory, what is parked. Facts alone; `celery_relock.doctor` judges them. Raises what `Backend`
+    raises, and changes nothing."""
+
+    def servers(self, trips: int) -> list[Server]:
+        """Each server that has keys. So many round trips to it are timed; without any its clock is
+        not compared."""
+
+    def refused(self) -> list[str]:
+        """What the user may not do, as ACL SETUSER writes it: `+hget`, `~relock:*`, `&relock:*`."""
+
+    def memory(self, most: int) -> Memory | None:
+        """A sample of about so many keys of each server; None where nobody may look."""
+
+    def parked_tasks(self, most: int) -> list[ParkedTask]:
+        """Some parked messages."""
+
+    def owed(self, homes: set[str]) -> list[Owed]:
+        """What is owed to these homes."""
+
+
 @runtime_checkable
 class Inspectable(Protocol):
     """A backend that people and the doctor can ask."""
@@ -184,7 +268,7 @@ class Inspectable(Protocol):
         """Whom people ask."""
 
     def examination(self) -> Examination:
-        """Whom the doctor asks; see `examination`."""
+        """Whom the doctor asks."""
 
 
 def holder_of(info: HoldInfo, name: str) -> Holder:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 
@@ -10,8 +9,7 @@ import click
 
 from tests.chaos.campaign import Campaign, Report
 from tests.chaos.register import KINDS
-
-_BLOCK = re.compile(r"(<!-- figures -->\n).*?(<!-- /figures -->)", re.DOTALL)
+from tests.support import page
 
 
 @click.command()
@@ -40,10 +38,7 @@ def main(
         for violation in report.violations:
             click.echo(f"VIOLATION {violation}", err=True)
         reports.append(report)
-    if write is not None:
-        command = f"scripts/chaos {' '.join(sys.argv[1:])}"
-        text = f"    {command}\n\n{table(reports)}\n"
-        write.write_text(_BLOCK.sub(lambda m: m[1] + text + m[2], write.read_text()))
+    page.write(write, "figures", table(reports), "scripts/chaos")
     sys.exit(any(report.violations for report in reports))
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-import tempfile
 import time
 import uuid
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from celery_relock import engines
@@ -16,12 +14,9 @@ from tests.chaos.checker import check, entries_of, longest_wait, lost_updates, m
 from tests.chaos.client import GUARDED, LOCKS, PATIENCE, Settings
 from tests.chaos.faults import Faults
 from tests.chaos.history import History, Recorder, load
+from tests.chaos.processes import DURABLE, Processes
 from tests.chaos.register import KINDS, Register
-from tests.support import RedisServer, leftovers, reaper
-
-ROOT = Path(__file__).parents[2]
-# Each write reaches the kernel before its answer is sent, so a killed server has lost nothing.
-_DURABLE = ("--appendonly", "yes", "--appendfsync", "no")
+from tests.support import RedisServer, leftovers
 
 
 @dataclass
@@ -49,25 +44,24 @@ class Campaign:
     ) -> None:
         self._seconds, self._count, self._threads = seconds, processes, threads
         self._lease, self._seed = lease, seed
-        self._folder = Path(tempfile.mkdtemp(prefix="relock-chaos-"))
+        self._processes = Processes("chaos", {})
         self._namespace = f"chaos{uuid.uuid4().hex[:8]}"
-        self._processes: dict[int, subprocess.Popen[Any]] = {}
-        self._dead: list[subprocess.Popen[Any]] = []
+        self._clients: dict[int, subprocess.Popen[Any]] = {}
         self._started = 0
         self._until = 0.0
 
     def run(self) -> Report:
         """Start everything, let it run for the time, end it, and judge."""
-        self._server, self._resource = RedisServer(*_DURABLE), RedisServer()
+        self._server, self._resource = RedisServer(*DURABLE), RedisServer()
         report = Report()
         began = time.monotonic()
         self._until = began + self._seconds
         try:
             for _ in range(self._count):
                 self._spawn()
-            while len(list(self._folder.glob("*.jsonl"))) < self._count:
+            while len(list(self._processes.folder.glob("*.jsonl"))) < self._count:
                 time.sleep(0.05)  # what follows is to find all of them at work
-            recorder = Recorder(self._folder / "faults.jsonl")
+            recorder = Recorder(self._processes.folder / "faults.jsonl")
             faults = Faults(
                 self._server, recorder, self._pids, self._respawn, self._lease, self._seed
             )
@@ -75,18 +69,12 @@ class Campaign:
             report.violations += self._end()
             report.seconds = time.monotonic() - began
             report.violations += self._left_behind()
-            self._judge(report, load(self._folder))
+            self._judge(report, load(self._processes.folder))
         finally:
-            for process in [*self._processes.values(), *self._dead]:
-                reaper.end(process)
+            self._processes.end()
             self._server.stop()
             self._resource.stop()
-        if report.violations:
-            report.violations.append(f"the histories are kept in {self._folder}")
-        else:
-            for path in self._folder.iterdir():
-                path.unlink()
-            self._folder.rmdir()
+        self._processes.tidy(report.violations)
         return report
 
     def _spawn(self) -> None:
@@ -95,35 +83,34 @@ class Campaign:
             url=self._server.url,
             register=self._resource.url,
             namespace=self._namespace,
-            folder=str(self._folder),
+            folder=str(self._processes.folder),
             until=self._until,
             lease=self._lease,
             threads=self._threads,
             name=f"p{self._started}",
         )
-        with (self._folder / f"{settings.name}.log").open("w") as log:
-            process = reaper.start(settings.arguments(), cwd=ROOT, stdout=log, stderr=log)
-        self._processes[process.pid] = process
+        process = self._processes.start(settings.arguments(), settings.name)
+        self._clients[process.pid] = process
 
     def _pids(self) -> list[int]:
-        return [pid for pid, process in self._processes.items() if process.poll() is None]
+        return [pid for pid, process in self._clients.items() if process.poll() is None]
 
     def _respawn(self, pid: int) -> None:
-        self._dead.append(self._processes.pop(pid))
+        del self._clients[pid]
         self._spawn()
 
     def _end(self) -> list[str]:
         """Every process gets each lock once more and ends by itself, or it hangs."""
         found = []
         deadline = time.monotonic() + (PATIENCE + 2) * 2
-        for process in self._processes.values():
+        for process in self._clients.values():
             try:
                 status: int | str = process.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 status = "it hangs"
             if status != 0:
                 found.append(f"progress: process {process.pid} ended badly: {status}")
-        logs = [path.read_text()[-2000:] for path in self._folder.glob("*.log")]
+        logs = [path.read_text()[-2000:] for path in self._processes.folder.glob("*.log")]
         return found + [log for log in logs if "Traceback" in log]
 
     def _left_behind(self) -> list[str]:

@@ -46,7 +46,7 @@ class Settings:
     name: str
 
     def arguments(self) -> list[str]:
-        return [sys.executable, "-m", "tests.chaos.client", json.dumps(asdict(self))]
+        return ["tests.chaos.client", json.dumps(asdict(self))]
 
 
 _told = threading.local()

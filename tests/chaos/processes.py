@@ -14,13 +14,16 @@ from tests.support import reaper
 from tests.support.journal import Event
 
 ROOT = Path(__file__).parents[2]
+#: Of a Redis server. Each write reaches the kernel before its answer is sent, so a killed server
+#: has lost nothing.
+DURABLE = ("--appendonly", "yes", "--appendfsync", "no")
 
 
 class Processes:
     """Starts what a campaign needs; see `tidy` for what becomes of the folder.
 
     Args:
-        name: of the campaign, which has its tasks in `tests.chaos.<name>.app`.
+        name: of the campaign, whose workers have their tasks in `tests.chaos.<name>.app`.
         environment: for all processes, beside this one's without Celery's settings and ours.
     """
 

@@ -15,7 +15,6 @@ import logging
 import math
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -32,7 +31,7 @@ import psycopg
 from celery_relock import Lock
 from celery_relock.contrib.sql import create_table, fence
 from celery_relock.errors import LockLost
-from tests.support import RedisServer, reaper
+from tests.support import RedisServer, page, reaper
 from tests.support.databases import Postgres
 from tests.support.waiting import wait_for
 
@@ -176,13 +175,7 @@ def main(updates: int, freeze_each: int, registers: int, write: Path | None) -> 
     for name in dict.fromkeys(name for counted in found for name in counted):
         lines.append(f"| {name} | {' | '.join(str(each.get(name, 0)) for each in found)} |")
     print("\n".join(lines))
-    if write is not None:
-        page = write.read_text()
-        marks = "<!-- fenced writes -->\n", "<!-- /fenced writes -->"
-        command = f"    scripts/fenced-writes {' '.join(sys.argv[1:])}\n\n"
-        pattern = re.escape(marks[0]) + ".*?" + re.escape(marks[1])
-        new = marks[0] + command + "\n".join(lines) + "\n" + marks[1]
-        write.write_text(re.sub(pattern, lambda _: new, page, flags=re.DOTALL))
+    page.write(write, "fenced writes", "\n".join(lines), "scripts/fenced-writes")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Nodes that are processes of this machine: for where there is no container engine.
 
 They answer what pytest-celery asks of a container. All are on one host and run this interpreter;
-the network of a worker is a cable that can be unplugged.
+the network of a worker is a proxy that can hold back what is on its way.
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal as signals
-import socket
 import subprocess
 import sys
-import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,69 +22,9 @@ import pytest
 from tests.docker.nodes import READY, WORKER, Cluster, SmokeWorker, config, urls
 from tests.support import RedisServer, reaper, wait_for
 from tests.support.rabbitmq import RabbitServer, find_rabbitmq_server
+from tests.support.tcp import TcpProxy
 
 ROOT = Path(__file__).parents[2]
-
-
-class Cable:
-    """A way for bytes to a port of 127.0.0.1, from a port of its own.
-
-    Unplugged, it holds back what is on its way, and no connection ends: as a network does that is
-    cut and mended before TCP gives up.
-    """
-
-    def __init__(self, target: int) -> None:
-        self._target = target
-        self._plugged = threading.Event()
-        self._plugged.set()
-        self._open: list[socket.socket] = []
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listener.getsockname()[1])
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def unplug(self) -> None:
-        self._plugged.clear()
-
-    def plug(self) -> None:
-        self._plugged.set()
-
-    def close(self) -> None:
-        for each in (self._listener, *self._open):
-            with contextlib.suppress(OSError):  # shut down, so that whoever reads from it wakes
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
-        self.plug()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
-
-    def _serve(self, client: socket.socket) -> None:
-        self._open.append(client)
-        self._plugged.wait()
-        try:
-            server = socket.create_connection(("127.0.0.1", self._target))
-        except OSError:
-            client.close()
-            return
-        self._open.append(server)
-        back = threading.Thread(target=self._pass_on, args=(server, client), daemon=True)
-        back.start()
-        self._pass_on(client, server)
-        back.join()
-        client.close()
-        server.close()
-
-    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(65536):
-                self._plugged.wait()
-                sink.sendall(data)
-        for each in (source, sink):
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
 
 
 class Process:
@@ -135,8 +73,8 @@ class WorkerProcess(Process):
         super().__init__("worker")
         self._log = folder / f"{self.name}.log"
         ports = {urlsplit(url).port or 0 for url in env.values() if "://" in url}
-        self._cables = {port: Cable(port) for port in ports}
-        self._env = {name: self._through_cable(value) for name, value in env.items()}
+        self._ways = {port: TcpProxy(port) for port in ports}
+        self._env = {name: self._by_proxy(value) for name, value in env.items()}
         self._starts = 0
         self.start()
 
@@ -182,21 +120,21 @@ class WorkerProcess(Process):
         self.wait_until_up()
 
     def cut(self) -> None:
-        for cable in self._cables.values():
-            cable.unplug()
+        for way in self._ways.values():
+            way.hold()
 
     def mend(self) -> None:
-        for cable in self._cables.values():
-            cable.plug()
+        for way in self._ways.values():
+            way.go_on()
 
     def teardown(self) -> None:
         reaper.end(self._process)
-        for cable in self._cables.values():
-            cable.close()
+        for way in self._ways.values():
+            way.close()
 
-    def _through_cable(self, value: str) -> str:
-        for port, cable in self._cables.items():
-            value = value.replace(f":{port}", f":{cable.port}")
+    def _by_proxy(self, value: str) -> str:
+        for port, way in self._ways.items():
+            value = value.replace(f":{port}", f":{way.port}")
         return value
 
 

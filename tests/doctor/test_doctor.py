@@ -21,7 +21,7 @@ from celery_relock import Lock, LockedTask, doctor
 from celery_relock.admin import Locks
 from celery_relock.declaration import engine_of
 from celery_relock.engine import diagnosis
-from celery_relock.engine.examination import Server
+from celery_relock.engine.inspection import Server
 from celery_relock.engine.protocol import Claim, ParkRequest
 from celery_relock.worker.parking import home
 from tests.support import RedisServer, new_namespace, wait_for
@@ -241,7 +241,7 @@ def test_a_namespace_whose_server_was_emptied_is_in_use_all_the_same(server):
 
 
 def test_locks_that_take_much_memory():
-    from celery_relock.engine.examination import Kind, Memory
+    from celery_relock.engine.inspection import Kind, Memory
 
     sample = Memory(2_000_000, 20_000, (Kind("ended executions", 15_000, 200.0),), ())
     facts: dict[str, Any] = {}

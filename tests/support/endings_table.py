@@ -12,15 +12,15 @@ from typing import Any
 
 import celery
 
+from tests.support import page
 from tests.support.endings import ROWS, Row
 
 PAGE = Path(__file__).parents[2] / "docs" / "endings.md"
-BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
 
 
 def listed() -> list[str]:
     """The endings in the table as it stands."""
-    table = PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
+    table = PAGE.read_text().partition("<!-- measured -->")[2].partition("<!-- /measured -->")[0]
     cells = re.findall(r"^\| (.+?) \|", table, re.MULTILINE)
     return [cell for cell in cells if cell not in ("ending", "pool")]
 
@@ -42,9 +42,7 @@ def write(measured: Path) -> None:
     tables = "\n\n".join(_table(part, found) for part in parts)
     load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
     made = f"Celery {celery.__version__}, Python {sys.version.split()[0]}, {load}."
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    after = rest.partition(END)[2]
-    PAGE.write_text(f"{before}{BEGIN}\n{made}\n\n{tables}\n{END}{after}")
+    page.write(PAGE, "measured", f"{made}\n\n{tables}")
 
 
 def _table(part: str, found: dict[str, list[dict[str, Any]]]) -> str:

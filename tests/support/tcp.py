@@ -1,4 +1,4 @@
-"""A TCP proxy that passes bytes on until it is cut."""
+"""A TCP proxy that passes bytes on until it is cut, or is to hold them."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ class TcpProxy:
         self.url = ""
         self.taken = 0
         self._refuses = False
+        self._goes_on = threading.Event()
+        self._goes_on.set()
         self._open: list[_Connection] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -56,14 +58,26 @@ class TcpProxy:
     def accept(self) -> None:
         self._refuses = False
 
-    def __enter__(self) -> TcpProxy:
-        return self
+    def hold(self) -> None:
+        """Keep back what is on its way, and end no connection: as a network does that is cut and
+        mended before TCP gives up."""
+        self._goes_on.clear()
 
-    def __exit__(self, *_: object) -> None:
+    def go_on(self) -> None:
+        self._goes_on.set()
+
+    def close(self) -> None:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.cut()
+        self.go_on()
+
+    def __enter__(self) -> TcpProxy:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -72,23 +86,31 @@ class TcpProxy:
                 if self._refuses:
                     client.close()
                     continue
-                server = socket.create_connection(("127.0.0.1", self._target))
+                try:
+                    server = socket.create_connection(("127.0.0.1", self._target))
+                except OSError:  # the server is down
+                    client.close()
+                    continue
                 self.taken += 1
-                self._open.append(connection := _Connection(client, server))
+                self._open.append(connection := _Connection(client, server, self._goes_on))
                 for sides in ((client, server), (server, client)):
                     passing = threading.Thread(target=connection.pass_on, args=sides, daemon=True)
                     passing.start()
 
 
 class _Connection:
-    def __init__(self, client: socket.socket, server: socket.socket) -> None:
+    def __init__(
+        self, client: socket.socket, server: socket.socket, goes_on: threading.Event
+    ) -> None:
         self.client = client
         self.server = server
+        self._goes_on = goes_on
         self.is_cut = False
 
     def pass_on(self, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
+                self._goes_on.wait()
                 sink.sendall(data)
         if not self.is_cut:
             with contextlib.suppress(OSError):

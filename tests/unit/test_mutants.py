@@ -1,17 +1,15 @@
-"""What mutants.txt and faults_back.py break: each names a text, and a text may move."""
+"""What mutants.txt breaks: each rule names a text, and a text may move."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ONCE = "each text has to be in its file exactly once; change it in scripts/"
 
 
 def _script(name: str) -> ModuleType:
@@ -27,17 +25,12 @@ def _script(name: str) -> ModuleType:
     return module
 
 
-def _amiss(texts: Iterable[tuple[str, Path, str]]) -> str:
-    """What each text is for, and how often it is in its file, where that is not once."""
-    found = ((what, path.read_text("utf-8").count(text), text) for what, path, text in texts)
-    return "\n".join(f"{what}: found {n} times:\n{text}" for what, n, text in found if n != 1)
-
-
 def test_the_text_that_a_rule_breaks_is_there_exactly_once() -> None:
     rules = _script("mutate").mutants()
     assert len(rules) > 200
-    amiss = _amiss((f"{each.file}: {each.rule}", each.path(ROOT), each.old) for each in rules)
-    assert not amiss, f"{ONCE}mutants.txt where it is not:\n{amiss}"
+    found = [(each, each.path(ROOT).read_text("utf-8").count(each.old)) for each in rules]
+    amiss = [f"{e.file}: {e.rule}: found {n} times:\n{e.old}" for e, n in found if n != 1]
+    assert not amiss, "a text is not there exactly once; change mutants.txt:\n" + "\n".join(amiss)
 
 
 def test_the_tests_of_a_rule_are_there() -> None:
@@ -66,17 +59,3 @@ def test_a_rule_is_asked_about_again_when_code_changes_and_not_for_a_comment(
         file.write_text(text, "utf-8")
         states.append(mutate.state_of(rule, "test_that_notices", tmp_path))
     assert states[0] == states[1] != states[2]
-
-
-def test_the_text_of_a_fault_that_is_put_back_is_there_exactly_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    faults = _script("faults_back").FAULTS
-    assert len(faults) >= 5
-    amiss = _amiss(
-        (f"{edit.file}: {name}", ROOT / edit.file, edit.old)
-        for name, (_, edits) in faults.items()
-        for edit in edits
-    )
-    assert not amiss, f"{ONCE}faults_back.py where it is not:\n{amiss}"

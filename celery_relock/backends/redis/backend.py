@@ -326,7 +326,7 @@ class RedisBackend:
         return Inspection(self.transport, self.keys, self._scripts)
 
     def examination(self) -> Examination:
-        """What `relock doctor` asks; see `engine.examination`."""
+        """What `relock doctor` asks; see `engine.inspection`."""
         from .examination import Examination  # no worker needs it
 
         return Examination(self.transport, self.keys, self._scripts)

@@ -1,4 +1,4 @@
-"""The questions of `relock doctor` to Redis, see `engine.examination`. Loaded when needed.
+"""The questions of `relock doctor` to Redis, see `engine.inspection`. Loaded when needed.
 
 Nothing is written. To find out whether a command is allowed, it is sent with a key that does not
 exist and so that it has no effect: the server checks the permissions first.
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from redis.exceptions import ResponseError
 
-from ...engine.examination import Kind, Memory, Owed, ParkedTask, Server
+from ...engine.inspection import Kind, Memory, Owed, ParkedTask, Server
 from .connections import Command, Connections, Transport
 from .errors import FAULTS, fields_of, forbids, reply_of
 from .inspection import SCANNED, ask, scanned
@@ -78,7 +78,7 @@ def commands_of(scripts: Mapping[str, Script]) -> list[str]:
 
 
 class Examination(NamedTuple):
-    """See `engine.examination.Examination`."""
+    """See `engine.inspection.Examination`."""
 
     transport: Transport
     own_keys: Keys
@@ -122,7 +122,7 @@ class Examination(NamedTuple):
         kinds = tuple(Kind(name, n, fmean(sizes[name] or (0,))) for name, n in counts.items())
         return Memory(total, seen, kinds, tuple(sorted(namespaces)))
 
-    def parked(self, most: int) -> list[ParkedTask]:
+    def parked_tasks(self, most: int) -> list[ParkedTask]:
         found: list[ParkedTask] = []
         for links, buckets in self.transport.masters():
             looks = [("ZRANGE", self.own_keys.due(b), "0", str(most - 1)) for b in buckets]

@@ -563,7 +563,7 @@ def test_a_doctor_looks_at_every_node(cluster: ClusterServers, namespace: str) -
     found = asks.memory(1000)
     assert found is not None
     assert {kind.name: kind.keys for kind in found.kinds}["locks"] == 6
-    assert sorted(run.lock for run in asks.parked(100)) == [f"name {n}" for n in range(6)]
+    assert sorted(run.lock for run in asks.parked_tasks(100)) == [f"name {n}" for n in range(6)]
     assert asks.owed({"shop"}) == []
 
 

@@ -13,7 +13,7 @@ from celery_relock.backends.redis.connections import Replicas
 from celery_relock.backends.redis.examination import _TRIED, _kind, commands_of
 from celery_relock.backends.redis.inspection import Inspection
 from celery_relock.backends.redis.scripts import scripts
-from celery_relock.engine.examination import Examination
+from celery_relock.engine.inspection import Examination
 from celery_relock.errors import LockConfigError
 from tests.support import RedisServer, new_namespace
 from tests.support.backends import backend_of, close

@@ -153,5 +153,5 @@ def test_what_needs_no_script_is_told_while_its_slot_is_on_its_way(
             assert looks.has_layout()
             assert [each for some in looks.messages() for each in some] == [text]
             assert asks.refused() == []
-            assert [each.lock for each in asks.parked(10)] == ["a"]
+            assert [each.lock for each in asks.parked_tasks(10)] == ["a"]
             assert asks.owed({"shop"}) == []

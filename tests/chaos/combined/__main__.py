@@ -8,9 +8,9 @@ from collections import Counter
 
 import click
 
-from tests.chaos import page
 from tests.chaos.combined.campaign import Campaign
 from tests.chaos.parked.brokers import BROKERS
+from tests.support import page
 
 
 @click.command()

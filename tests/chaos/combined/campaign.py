@@ -3,16 +3,11 @@ judged."""
 
 from __future__ import annotations
 
-import os
-import random
 import re
 import signal
 import subprocess
 import time
-import uuid
-from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,10 +15,8 @@ from typing import Any
 from celery_relock.admin import Locks
 from tests.chaos.combined import judge
 from tests.chaos.combined.workload import Round
-from tests.chaos.parked.brokers import BROKERS
-from tests.chaos.parked.settings import Settings
-from tests.chaos.processes import Processes
-from tests.support import Journal, RedisServer, leftovers, reaper, wait_for
+from tests.chaos.workers import WithWorkers
+from tests.support import reaper, wait_for
 from tests.support.journal import Event
 
 WORKERS, CHILDREN = 2, 3
@@ -34,8 +27,6 @@ STALLED = 75.0
 LONGEST = 300.0
 #: The same where nobody has anything to do any more; and between two looks at that.
 IDLE, LOOK = 1.0, 0.5
-#: A worker that is told to end can take so long, in seconds (`tests.support.Worker.stop` says why).
-ENDED = 70.0
 #: Where Celery on Redis keeps a queue's messages of another priority.
 PRIORITIES = "", "\x06\x163", "\x06\x166", "\x06\x169"
 #: Errors that a round asks for, or that its kills and limits cause.
@@ -47,7 +38,7 @@ ASKED_FOR = re.compile(
 )
 
 
-class Campaign:
+class Campaign(WithWorkers):
     """Rounds on one broker and in one pool; see `rounds`.
 
     Args:
@@ -66,21 +57,17 @@ class Campaign:
         cuts: bool = False,
         items: int = 20,
     ) -> None:
-        self._broker_name, self._pool = broker, pool
+        super().__init__(WORKERS, CHILDREN)
+        self._on, self._pool = broker, pool
         self._kills, self._cuts, self._items = kills, cuts, items
 
     def rounds(self, seed: int) -> Iterator[tuple[Round, judge.Report]]:
         """Run a round of this seed and judge it, then of the next one, …, until it is closed."""
-        self._locks, self._resource = RedisServer(), RedisServer()
-        self._broker = BROKERS[self._broker_name]()
-        try:
+        with self._serving(self._on):
             while True:
                 of = Round(seed, self._pool, self._kills, self._items)
                 yield of, self._try(of)
                 seed += 1
-        finally:
-            for server in (self._broker, self._locks, self._resource):
-                server.stop()
 
     def _try(self, of: Round) -> judge.Report:
         try:
@@ -89,26 +76,13 @@ class Campaign:
             return judge.Report(violations=[f"round: {error}"])
 
     def _run(self, of: Round) -> judge.Report:
-        self._workload, self._random = of.workload(), random.Random(of.seed)
-        self._settings = Settings(
-            broker=self._broker.url,
-            # Not the short visibility timeout: a message that a worker keeps would come twice.
-            transport={} if self._broker_name == "redis" else self._broker.options,
-            locks=self._locks.url,
-            resource=self._resource.url,
-            namespace=f"combined{uuid.uuid4().hex[:8]}",
-            late=False,
-            lease=5.0,
-        )
-        self._app = self._settings.app()
-        self._app.conf.update(self._workload.conf)
-        self._journal = Journal(self._resource.url, self._settings.namespace)
-        environment = {**self._settings.environment(), **of.environment()}
-        self._processes = Processes("combined", environment)
-        self._laid: Counter[str] = Counter()
-        self._ended = False
-        self._found: list[str] = []
-        try:
+        self._client.flushall()
+        self._workload, self._ended = of.workload(), False
+        # Not the short visibility timeout: a message that a worker keeps would come twice.
+        transport = {} if self._on == "redis" else None
+        more = of.environment()
+        with self._staged("combined", of.seed, lease=5.0, late=False, transport=transport, **more):
+            self._app.conf.update(self._workload.conf)
             self._workers = [self._start_worker(number) for number in range(WORKERS)]
             self._wait_for_workers()
             self._work(self._processes.start(("tests.chaos.combined.sender",), "sender"))
@@ -122,11 +96,6 @@ class Campaign:
             report.violations += self._found + self._errors()
             if "all sent" not in self._journal.names():
                 report.violations.append("the sender failed, see sender.log")
-        finally:
-            self._processes.end()
-            self._app.close()
-            self._journal.close()
-            self._locks.client().flushall()
         self._processes.tidy(report.violations, events)
         return report
 
@@ -139,10 +108,6 @@ class Campaign:
     def _wait_for_workers(self) -> None:
         logs = self._logs()
         wait_for(lambda: all(_has_begun(log) for log in logs), 60, "that the workers are ready")
-
-    def _logs(self) -> list[Path]:
-        logs = self._processes.folder.glob("w*.log")
-        return sorted(logs, key=lambda log: int(log.stem[1:]))
 
     def _work(self, sender: subprocess.Popen[Any]) -> None:
         """Until all is sent, nobody has anything to do and nothing is left, or nothing has happened
@@ -168,7 +133,9 @@ class Campaign:
             if time.monotonic() - began > LONGEST:
                 self._found.append(f"endless: after {LONGEST:g} s there is still {left}")
                 break
-        self._found += [f"hygiene: the key {key!r} has no end" for key in self._keys()]
+        queue = self._app.conf.task_default_queue
+        kept = [key for key in self._endless() if queue not in key]
+        self._found += [f"hygiene: the key {key!r} has no end" for key in kept]
 
     def _give_up(self, left: list[str]) -> None:
         """Celery can keep a message for ever, if a child was killed amid writing its result."""
@@ -184,44 +151,20 @@ class Campaign:
             cuts = [partial(self._cut_locks, kind) for kind in ("normal", "normal", "pubsub")]
             found += [(self._random.uniform(0, 8), self._random.choice(cuts)) for _ in range(20)]
         if self._kills:
-            how = ["SIGTERM"]
+            how = [signal.SIGTERM]
             # The other pools break off some bodies, and leave them without an end.
-            how += ["SIGQUIT"] * (self._pool == "prefork")
+            how += [signal.SIGQUIT] * (self._pool == "prefork")
             # Celery's Redis transport loses what a killed worker has just popped.
-            how += ["SIGKILL"] * (self._broker_name == "rabbitmq")
+            how += [signal.SIGKILL] * (self._on == "rabbitmq")
             for _ in range(self._random.choice((1, 1, 2))):
-                end = partial(self._end, self._random.randrange(WORKERS), self._random.choice(how))
-                found.append((self._random.uniform(0.3, 4), end))
+                which = self._random.randrange(WORKERS), self._random.choice(how)
+                found.append((self._random.uniform(0.3, 4), partial(self._end_one, *which)))
         return sorted(found, key=lambda fault: fault[0])
 
-    def _cut_locks(self, kind: str) -> None:
-        self._locks.client().client_kill_filter(_type=kind, skipme=True)
-        self._laid[f"locks: CLIENT KILL {kind}"] += 1
-
-    def _end(self, number: int, how: str) -> None:
-        worker = self._workers[number]
-        self._laid[f"workers: {how}"] += 1
+    def _end_one(self, number: int, how: signal.Signals) -> None:
+        self._laid[f"workers: {how.name}"] += 1
         self._ended = True
-        if how == "SIGKILL":
-            os.killpg(worker.pid, signal.SIGKILL)
-        else:
-            worker.send_signal(getattr(signal, how))
-        self._wait_for_the_end_of(worker)
-
-    def _wait_for_the_end_of(self, worker: subprocess.Popen[Any]) -> None:
-        with suppress(subprocess.TimeoutExpired):
-            worker.wait(ENDED)
-        if worker.poll() is None:
-            worker.send_signal(signal.SIGUSR1)  # Celery logs what each thread is about
-            time.sleep(1)
-            # Celery waits for ever for the rest of such a result, or, told to quit amid a write to
-            # RabbitMQ, for the lock that it has itself.
-            stuck = "in _flush_outqueue", "in on_cold_shutdown"
-            if any(where in log.read_text() for log in self._logs() for where in stuck):
-                self._laid["workers that Celery could not end"] += 1
-            else:
-                self._found.append(f"shutdown: a worker is there after {ENDED:g} s")
-        reaper.end(worker)
+        self._end(self._workers[number], how)
 
     def _revive(self) -> None:
         for number, worker in enumerate(self._workers):
@@ -236,7 +179,7 @@ class Campaign:
         queue = self._app.conf.task_default_queue
         left = [str(lock) for lock in Locks(self._app).find()]
         for each in (queue, f"{queue}-other"):
-            for priority in PRIORITIES if self._broker_name == "redis" else PRIORITIES[:1]:
+            for priority in PRIORITIES if self._on == "redis" else PRIORITIES[:1]:
                 left += self._broker.left(f"{each}{priority}")
         return left
 
@@ -250,13 +193,6 @@ class Campaign:
                     of = task.get("request", task)
                     found.append(f"{what.__name__} {of['name']} {of['id']} of {worker}")
         return found
-
-    def _keys(self) -> list[str]:
-        client = self._locks.client()
-        names = leftovers(client, self._settings.namespace)
-        queue = self._app.conf.task_default_queue
-        kept = [name for name in names if not name.endswith(":meta") and queue not in name]
-        return [name for name in kept if client.pttl(name) == -1]
 
     def _states(self, events: list[Event]) -> dict[str, str]:
         tasks = {task for event in events if event.name == "sent" for task in event["tasks"]}

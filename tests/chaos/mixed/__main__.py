@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 
-from tests.chaos import page
 from tests.chaos.mixed.campaign import Campaign
 from tests.chaos.mixed.judge import Report
 from tests.chaos.parked.brokers import BROKERS
+from tests.support import page
 
 
 @click.command()
@@ -32,7 +32,7 @@ def main(calls: int, seed: int, brokers: tuple[str, ...], worker: str, write: Pa
         click.echo(f"{table({broker: report})}\n")
         for violation in report.violations:
             click.echo(f"VIOLATION {violation}", err=True)
-    page.write(write, "mixed", table(reports))
+    page.write(write, "mixed figures", table(reports), "scripts/mixed")
     sys.exit(any(report.violations for report in reports.values()))
 
 

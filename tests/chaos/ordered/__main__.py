@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 
-from tests.chaos import page
 from tests.chaos.ordered.campaign import Campaign
 from tests.chaos.ordered.judge import Report
 from tests.chaos.parked.brokers import BROKERS
+from tests.support import page
 
 
 @click.command()
@@ -44,7 +44,7 @@ def main(
         click.echo(f"{table({broker: report})}\n")
         for violation in report.violations:
             click.echo(f"VIOLATION {violation}", err=True)
-    page.write(write, "ordered", table(reports))
+    page.write(write, "ordered figures", table(reports), "scripts/ordered")
     sys.exit(any(report.violations for report in reports.values()))
 
 

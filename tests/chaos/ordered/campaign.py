@@ -4,28 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import subprocess
 import time
-import uuid
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty
 from typing import Any
 
-import psutil
-
 from tests.chaos.ordered import judge
-from tests.chaos.parked.brokers import BROKERS, Broker
-from tests.chaos.parked.settings import Settings
-from tests.chaos.processes import Processes
-from tests.support import RedisServer
+from tests.chaos.workers import WithWorkers
 
-ROOT = Path(__file__).parents[3]
-_DURABLE = ("--appendonly", "yes", "--appendfsync", "no")
 #: As in the workers' app.
 BEGUN, RECEIVED = "ordered:begun", "ordered:received"
 #: Nothing has ended for so long, in seconds: what has not by then is lost. Longer than a late call
@@ -35,7 +25,7 @@ STALLED = 45.0
 IDLE = 2.0
 
 
-class Campaign:
+class Campaign(WithWorkers):
     """Runs one campaign; see `run`.
 
     Args:
@@ -60,45 +50,22 @@ class Campaign:
         gap: float = 20.0,
         seed: int = 1,
     ) -> None:
-        self._gap = gap
+        super().__init__(workers, 2)
         self._calls, self._keys, self._faults = calls, keys, faults
+        self._on, self._gap, self._seed = broker, gap, seed
         self._senders: list[subprocess.Popen[Any] | None] = [None] * senders
-        self._count, self._make_broker, self._seed = workers, BROKERS[broker], seed
-        self._random = random.Random(seed)
-        self._workers: list[subprocess.Popen[Any]] = []
         self._killed: set[int] = set()
         self._taken: set[str] = set()
-        self._laid: Counter[str] = Counter()
 
     def run(self) -> judge.Report:
         """Start everything, lay the faults, wait for the end, and judge."""
-        locks, resource = RedisServer(*_DURABLE), RedisServer()
-        broker: Broker = self._make_broker()
-        self._settings = Settings(
-            broker=broker.url,
-            transport=broker.options,
-            locks=locks.url,
-            resource=resource.url,
-            namespace=f"ordered{uuid.uuid4().hex[:8]}",
-            late=True,
-            lease=5.0,
-        )
-        self._broker, self._locks = broker, locks.client()
-        self._app, self._truth = self._settings.app(), resource.client()
-        environment = {**self._settings.environment(), "RELOCK_CHAOS_GAP": str(self._gap)}
-        self._processes = Processes("ordered", environment)
-        began = time.monotonic()
-        try:
-            for _ in range(self._count):
-                self._workers.append(self._processes.start_worker(2))
+        gap = {"RELOCK_CHAOS_GAP": str(self._gap)}
+        with self._serving(self._on), self._staged("ordered", self._seed, lease=5.0, **gap):
+            began = time.monotonic()
+            self._truth = self._resource.client()
             self._work()
             report = self._judge()
             report.seconds = time.monotonic() - began
-        finally:
-            self._processes.end()
-            self._app.close()
-            for server in (broker, locks, resource):
-                server.stop()
         self._processes.tidy(report.violations)
         return report
 
@@ -126,23 +93,19 @@ class Campaign:
         if any(each is None or each.poll() is None for each in self._senders):
             return False
         if idle > IDLE and not self._broker.left(self._app.conf.task_default_queue):
-            return not self._locks.exists(f"{self._settings.namespace}:{{0}}:parked")
+            return not self._client.exists(f"{self._settings.namespace}:{{0}}:parked")
         if self._truth.llen(BEGUN) < 1.9 * self._calls:
             return False
         ended = {each.id for each in self._begins() if each.what == "ended"}
-        sent = judge.calls_in(self._journals()).values()
+        sent = judge.calls_in(self._sent()).values()
         return {each.id for each in sent if each.until < float("inf")} <= ended | self._taken
 
     def _revive(self) -> None:
-        self._broker.bring_back(self._app)
-        alive = [each for each in self._workers if each.poll() is None]
-        for _ in range(self._count - len(alive)):
-            self._workers.append(self._processes.start_worker(2))
-        self._workers = [each for each in self._workers if each.poll() is None]
+        super()._revive()
         share = self._calls // len(self._senders)
         for number, sender in enumerate(self._senders):
             if sender is None or sender.poll() not in (None, 0):
-                arguments = [str(self._journal(number)), str(share), str(self._keys)]
+                arguments = [str(self._sent_by(number)), str(share), str(self._keys)]
                 module = "tests.chaos.ordered.sender"
                 command = [module, *arguments, str(self._seed * 1000 + number)]
                 self._senders[number] = self._processes.start(command, f"s{number}")
@@ -161,17 +124,13 @@ class Campaign:
 
     def _kill_worker(self) -> bool:
         victim = self._random.choice(self._workers)
-        children = self._children(victim)
-        for process in (victim.pid, *children):
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
-        self._killed.update(children)
-        victim.wait()
+        self._killed.update(self._children_of(victim))
+        self._end(victim, signal.SIGKILL)
         self._laid["workers killed"] += 1
         return True
 
     def _kill_child(self) -> bool:
-        children = self._children(self._random.choice(self._workers))
+        children = self._children_of(self._random.choice(self._workers))
         if not children:
             return False
         self._kill_process(self._random.choice(children))
@@ -206,23 +165,18 @@ class Campaign:
         self._laid["messages taken away"] += 1
         return True
 
-    def _children(self, worker: subprocess.Popen[Any]) -> list[int]:
-        with suppress(psutil.NoSuchProcess):
-            return [each.pid for each in psutil.Process(worker.pid).children()]
-        return []
-
-    def _journal(self, number: int) -> Path:
+    def _sent_by(self, number: int) -> Path:
         return self._processes.folder / f"sender-{number}"
 
-    def _journals(self) -> list[str]:
-        paths = map(self._journal, range(len(self._senders)))
+    def _sent(self) -> list[str]:
+        paths = map(self._sent_by, range(len(self._senders)))
         return [path.read_text() for path in paths if path.exists()]
 
     def _begins(self) -> list[judge.Begin]:
         return judge.begins_in(map(json.loads, self._truth.lrange(BEGUN, 0, -1)))
 
     def _judge(self) -> judge.Report:
-        calls, begins = judge.calls_in(self._journals()), self._begins()
+        calls, begins = judge.calls_in(self._sent()), self._begins()
         lines = (member.decode().split() for member in self._truth.smembers(RECEIVED))
         received = {(call, int(retries)) for call, retries in lines}
         report = judge.report(calls, begins, self._taken, self._killed, received)

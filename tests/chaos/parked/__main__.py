@@ -10,10 +10,10 @@ from pathlib import Path
 
 import click
 
-from tests.chaos import page
 from tests.chaos.parked.brokers import BROKERS
 from tests.chaos.parked.campaign import Campaign
 from tests.chaos.parked.judge import Report
+from tests.support import page
 
 
 @click.command()
@@ -51,7 +51,7 @@ def main(
             click.echo(f"seed {number}:\n{table({name: [report]})}\n")
             for violation in report.violations:
                 click.echo(f"VIOLATION {violation}", err=True)
-    page.write(write, "parked", table(reports))
+    page.write(write, "parked figures", table(reports), "scripts/parked")
     sys.exit(any(report.violations for each in reports.values() for report in each))
 
 

@@ -9,6 +9,7 @@ import amqp
 from celery import Celery
 
 from celery_relock.worker.parking import resume_queue
+from tests.chaos.processes import DURABLE
 from tests.support import RedisServer
 from tests.support.rabbitmq import RabbitServer
 
@@ -49,7 +50,7 @@ class OnRedis:
     _LOOK_EVERY = 1.0
 
     def __init__(self) -> None:
-        self._server = RedisServer("--appendonly", "yes", "--appendfsync", "no")
+        self._server = RedisServer(*DURABLE)
         self.url = self._server.url
         self._client = self._server.client()
         self._looked_at = 0.0

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import random
 import re
-import subprocess
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator
+from contextlib import closing
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 from tests.chaos.checker import lost_updates
 from tests.chaos.parked import judge
-from tests.chaos.parked.brokers import BROKERS, Broker
-from tests.chaos.parked.settings import TASK, Settings
+from tests.chaos.parked.settings import TASK
 from tests.chaos.parked.steps import BEFORE_SEND, CHILD, MAIN, MESSAGE, STEPS, WORKER, fault_key
-from tests.chaos.processes import Processes
 from tests.chaos.register import Register
-from tests.support import Journal, RedisServer, leftovers
+from tests.chaos.workers import WithWorkers
 from tests.support.journal import Event
 
 RECEIVED = re.compile(r"\[([-0-9a-f]+)\] received")
-ROOT = Path(__file__).parents[3]
 _KINDS = ("normal", "pubsub")
-_DURABLE = ("--appendonly", "yes", "--appendfsync", "no")
 CHILDREN = 3
 #: Nothing is finished for so long, in seconds: what is not done by then is lost. The second: if
 #: neither a lock nor the broker has anything left, either.
@@ -35,7 +27,7 @@ STALLED, IDLE = 45.0, 5.0
 CROWD = 200
 
 
-class Campaign:
+class Campaign(WithWorkers):
     """Runs one campaign; see `run`.
 
     Args:
@@ -61,37 +53,22 @@ class Campaign:
         cut_broker: bool = True,
         seed: int = 1,
     ) -> None:
+        super().__init__(workers, CHILDREN)
         self._tasks, self._keys, self._faults = tasks, keys, faults
-        self._count, self._late = workers, late
-        self._make_broker, self._cut_broker = BROKERS[broker], cut_broker
-        self._random = random.Random(seed)
-        self._workers: list[subprocess.Popen[Any]] = []
+        self._late, self._on, self._cut_broker, self._seed = late, broker, cut_broker, seed
         self._sent: list[str] = []
-        self._laid: list[str] = []
-        self._cuts: Counter[str] = Counter()
+        self._steps: list[str] = []
 
     def run(self) -> judge.Report:
         """Start everything, send the tasks, lay the faults, wait for the end, and judge."""
-        self._locks, self._resource = RedisServer(*_DURABLE), RedisServer()
-        self._broker: Broker = self._make_broker()
-        self._settings = Settings(
-            broker=self._broker.url,
-            transport=self._broker.options,
-            locks=self._locks.url,
-            resource=self._resource.url,
-            namespace=f"parked{uuid.uuid4().hex[:8]}",
-            late=self._late,
-            lease=5.0,
-        )
-        self._journal = Journal(self._resource.url, self._settings.namespace)
-        self._client, self._marks = self._locks.client(), self._resource.client()
-        self._app = self._settings.app()
-        self._register = Register(self._resource.url)
-        self._processes = Processes("parked", self._settings.environment())
-        began = time.monotonic()
-        try:
-            for _ in range(self._count):
-                self._workers.append(self._processes.start_worker(CHILDREN))
+        with (
+            self._serving(self._on),
+            self._staged("parked", self._seed, lease=5.0, late=self._late),
+            closing(Register(self._resource.url)) as self._register,
+        ):
+            began = time.monotonic()
+            self._marks = self._resource.client()
+            self._revive()
             self._work()
             seconds = time.monotonic() - began
             left = self._left_behind()
@@ -99,13 +76,6 @@ class Campaign:
             report = self._judge(events)
             report.seconds = seconds
             report.violations += left
-        finally:
-            self._processes.end()
-            self._app.close()
-            self._register.close()
-            self._journal.close()
-            for server in (self._broker, self._locks, self._resource):
-                server.stop()
         self._processes.tidy(report.violations, events)
         return report
 
@@ -118,7 +88,7 @@ class Campaign:
             self._send(done)
             self._revive()
             due = self._faults * (done + 1) / self._tasks
-            if len(self._laid) + self._cuts.total() < due:
+            if len(self._steps) + self._laid.total() < due:
                 next(faults)()
             time.sleep(0.05)
         self._marks.delete(*(fault_key(step) for step in STEPS))
@@ -141,12 +111,6 @@ class Campaign:
             self._sent.append(task)
             self._app.send_task(TASK, (self._random.choice(names),), task_id=task)
 
-    def _revive(self) -> None:
-        self._broker.bring_back(self._app)
-        living = [worker for worker in self._workers if worker.poll() is None]
-        for _ in range(self._count - len(living)):
-            self._workers.append(self._processes.start_worker(CHILDREN))
-
     def _sequence(self) -> Iterator[Callable[[], None]]:
         cuts: list[Callable[[], None]] = [partial(self._cut_locks, each) for each in _KINDS]
         cuts += [self._restart_locks, *[self._cut_off_broker] * self._cut_broker]
@@ -161,20 +125,11 @@ class Campaign:
     def _lay(self, step: str, victim: str) -> None:
         # One that nobody has come by yet stays where it is.
         if self._marks.set(fault_key(step), victim, nx=True):
-            self._laid.append(step)
-
-    def _cut_locks(self, kind: str) -> None:
-        self._client.client_kill_filter(_type=kind, skipme=True)
-        self._cuts[f"locks: CLIENT KILL {kind}"] += 1
-
-    def _restart_locks(self) -> None:
-        self._locks.kill()
-        self._locks.restart(keep_data=True)
-        self._cuts["locks: kill -9 and started again"] += 1
+            self._steps.append(step)
 
     def _cut_off_broker(self) -> None:
         self._broker.cut()
-        self._cuts[self._broker.fault] += 1
+        self._laid[self._broker.fault] += 1
 
     def _left_behind(self) -> list[str]:
         """Copies that are still on their way may come to their end; then nothing may be left."""
@@ -188,9 +143,7 @@ class Campaign:
 
     def _unfinished(self) -> list[str]:
         """Keys that no TTL ends, locks that are held, and messages that the broker has."""
-        names = leftovers(self._client, self._settings.namespace)
-        kept = [name for name in names if not name.endswith(":meta")]
-        found = [name for name in kept if ":l:" in name or self._client.pttl(name) == -1]
+        found = [name for name in self._remaining() if ":l:" in name] + self._endless()
         return found + self._broker.left(self._app.conf.task_default_queue)
 
     def _unstored(self) -> list[str]:
@@ -201,7 +154,7 @@ class Campaign:
 
     def _judge(self, events: list[Event]) -> judge.Report:
         report = judge.report(self._sent, events, self._received(), self._late, CHILDREN)
-        report.faults += self._cuts
+        report.faults += self._laid
         for key in self._names():
             if count := lost_updates(self._register.log("fenced", key)):
                 report.violations.append(f"update: {count} lost in {key}")

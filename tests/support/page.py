@@ -1,4 +1,4 @@
-"""The figures of campaigns, as Markdown, in a page of the documentation."""
+"""Figures, as Markdown, in a page of the documentation."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ def bold(cells: Iterable[object]) -> list[object]:
     return [f"**{cell}**" for cell in cells]
 
 
-def write(page: Path | None, name: str, figures: str) -> None:
-    """Put the figures between the comments `<!-- <name> figures -->` of a page, with the command
-    `scripts/<name>` as it was called."""
-    if page is not None:
-        block = re.compile(rf"(<!-- {name} figures -->\n).*?(<!-- /{name} figures -->)", re.DOTALL)
-        text = f"    scripts/{name} {' '.join(sys.argv[1:])}\n\n{figures}\n"
-        page.write_text(block.sub(lambda found: found[1] + text + found[2], page.read_text()))
+def write(page: Path | None, mark: str, text: str, command: str = "") -> None:
+    """Put a text between the comments `<!-- mark -->` and `<!-- /mark -->` of a page, and the
+    command before it, as it was called."""
+    if page is None:
+        return
+    if command:
+        text = f"    {' '.join((command, *sys.argv[1:]))}\n\n{text}"
+    block = re.compile(rf"(<!-- {mark} -->\n).*?(<!-- /{mark} -->)", re.DOTALL)
+    page.write_text(block.sub(lambda found: f"{found[1]}{text}\n{found[2]}", page.read_text()))
