@@ -21,7 +21,6 @@ from .naming.callables import read_signature
 from .naming.names import bind, signature_of
 from .order import client as order
 from .worker import company, publishing  # noqa: F401  # a receiver
-from .worker.delivery import DELIVERY
 from .worker.message import (
     HEADER,
     NOTHING,
@@ -367,19 +366,7 @@ def _locked(body: Any) -> Callable[..., Any]:
         call = body.__get__(self, type(self)) if hasattr(body, "__get__") else body
         from .worker import execution  # who only sends never loads it
 
-        request = getattr(self.request_stack, "top", None)  # no app: no stack
-        if (delivery := getattr(request, DELIVERY, None)) and delivery.aside:
-            company.keep_aside(self)
-        try:
-            return execution.run(self, run, call, args, kwargs)
-        # No call of ours here: a signal's exception there would make a failure of what waits.
-        except (Aside, SentAgain) as aside:
-            if delivery := getattr(request, DELIVERY, None):
-                delivery.aside = aside
-            raise aside.with_traceback(None) from None
-        except Exception as error:
-            error.__traceback__ = company.shown(error)
-            raise error
+        return execution.run(self, declaration(type(self)), run, call, args, kwargs)
 
     if isinstance(body, staticmethod):
         # What shows its signature drops the first parameter, as of any method.

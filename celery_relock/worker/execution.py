@@ -1,4 +1,4 @@
-"""One execution of a locked task, from the call of its `run` to the release: the order of things.
+"""One execution of a task, from the call of its `run` to the release: the order of things.
 
     run         the workflow that it is a step of
     Execution   which message the call is for, and what it says instead of its task
@@ -28,7 +28,7 @@ from typing import Any
 from celery.signals import task_failure, task_postrun, task_retry
 from celery.states import SUCCESS
 
-from ..declaration import Declaration, declaration, engine_of, unbegun
+from ..declaration import Declaration, engine_of, unbegun
 from ..dedup import worker as dedup
 from ..engine import ids, reentrancy
 from ..engine.engine import Engine
@@ -88,6 +88,7 @@ def current(task: Any) -> Hold | None:
 
 def run(
     task: Any,
+    declared: Declaration,
     by: Callable[..., Any],
     body: Callable[..., Any],
     args: tuple[Any, ...],
@@ -96,31 +97,41 @@ def run(
     """Call a task's body under its locks.
 
     Args:
-        by: the locked `run` that was called. A body that calls the one of its base class
+        declared: by the task; of one that is no `LockedTask`, that it has no lock.
+        by: the `run` that was called. A body that calls the one of its base class
             (`super().run()`) comes by another one.
         body: the task's own code.
     """
-    outer = inside.get()
-    if outer and outer[-1].covers(task, by, args, kwargs):
-        return body(*args, **kwargs)
-    execution = Execution(task, by, body, args, kwargs)
+    request, execution = getattr(task.request_stack, "top", None), None  # no app: no stack
+    if (delivery := getattr(request, DELIVERY, None)) and delivery.aside:
+        company.keep_aside(task)
     try:
-        header, declared = execution.begin(), execution.declared
+        outer = inside.get()
+        if outer and outer[-1].covers(task, by, args, kwargs):
+            return body(*args, **kwargs)
+        execution = Execution(task, declared, by, body, args, kwargs)
+        header = execution.begin()
         if header is not None and (header.workflow_locks or declared.begins_workflows):
             result = steps.around(task, execution.message, execution.run_named)
         else:
             result = execution.run_named()
+    # No call of ours here: a signal's exception there would make a failure of what waits.
+    except (Aside, SentAgain) as aside:
+        if delivery := getattr(request, DELIVERY, None):
+            delivery.aside = aside
+        raise aside.with_traceback(None) from None
     except Exception as error:
-        if task.acks_late or not execution.asked:
+        if execution is not None and (task.acks_late or not execution.asked):
             execution.note_end(error)
-        raise
+        error.__traceback__ = company.shown(error)
+        raise error
     if task.acks_late or not execution.asked:
         execution.note_end(None)
     return result
 
 
 class Execution:
-    """One call of a locked task's body.
+    """One call of a task's body.
 
     Attributes:
         request: Celery's, None for a direct call; `message` is the same if a message is behind it,
@@ -135,12 +146,13 @@ class Execution:
     def __init__(
         self,
         task: Any,
+        declared: Declaration,
         by: Callable[..., Any],
         body: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
-        self.declared = declaration(type(task))
+        self.declared = declared
         self.task = task
         self.by = by
         self.body = body
@@ -321,9 +333,9 @@ class Execution:
                         release(engine, lease, ended=ended)
 
     def note_end(self, error: Exception | None) -> None:
-        """It is over, as far as `run` knows, unless its message comes again or is that of another
-        execution. If its locks were not asked for, what waits for it is cleared away."""
-        if self.message is None or isinstance(error, Aside | SentAgain):
+        """It is over, as far as `run` knows. If its locks were not asked for, what waits for it is
+        cleared away."""
+        if self.message is None:
             return
         if self.task.acks_late:
             getattr(self.message, DELIVERY).over = is_acknowledged(self.task, error)

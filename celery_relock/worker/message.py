@@ -115,7 +115,8 @@ def body_runs(task_id: str) -> bool:
     What Celery sends for the task before and after its body, such as the next step of a chain, is
     not sent by the body.
     """
-    return any(each.request is not None and each.request.id == task_id for each in inside.get())
+    locked = [each for each in inside.get() if hasattr(each.task, "_relock_declares")]
+    return any(each.request is not None and each.request.id == task_id for each in locked)
 
 
 def is_retry(fields: Mapping[str, Any], request: Any) -> bool:
