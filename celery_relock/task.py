@@ -18,7 +18,7 @@ from .engine import ids
 from .engine.hold import Hold
 from .errors import LockConfigError, RelockError
 from .naming.callables import read_signature
-from .naming.names import bind, signature_of
+from .naming.names import bind
 from .order import client as order
 from .worker import company, publishing  # noqa: F401  # a receiver
 from .worker.message import (
@@ -218,9 +218,6 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         declared = declaration(type(self))
         declared = declared.of_call({}, prefix_of(declared.prefix))
         arguments = bind(self, args, kwargs)
-        if arguments is None:
-            takes = f"{self.name}{signature_of(self)}"
-            raise TypeError(f"{takes} cannot be called with {args}, {kwargs}")
         with not_executed(self):
             names = declared.names(arguments)
             if len(names) != 1:

@@ -291,5 +291,4 @@ def _marker_by_name(task: Any, request: Any) -> Marker | None:
     declared = declaration(type(task)).of_call(header.options, header.prefix)
     if declared.options.dedup is None or declared.rule.off:
         return None
-    call = client.call_of(task, declared, request.args, request.kwargs)
-    return None if call is None else call.marker
+    return client.call_of(task, declared, request.args, request.kwargs).marker

@@ -22,6 +22,7 @@ from ..engine.crash import journal, kept_for
 from ..engine.events import label_of, logger
 from ..engine.protocol import LINE, Claim, Conflict, PlaceRequest
 from ..errors import LockConfigError, LockUnavailable, RelockError
+from ..naming.names import Misfit
 from ..worker.conflict import end_unexecuted
 from ..worker.delivery import Delivery
 from ..worker.message import SAYS, attempt_before, moment, retried_by, seconds_to_expiry
@@ -121,10 +122,11 @@ class Sender:
 
 
 def name_of(declared: Declaration, task: Any, args: Any, kwargs: Any) -> str | None:
-    """The one lock name of a call; None if it does not fit the body. Raises LockConfigError."""
-    names = declared.names_of_call(task, args, kwargs)
-    if names is None:
-        return None
+    """The one lock name of a call; None if it does not fit the task. Raises LockConfigError."""
+    try:
+        names = declared.names_of_call(task, args, kwargs)
+    except Misfit:
+        return None  # a step that is not sent would leave its chain hanging: it fails as it runs
     if len(names) != 1:
         raise LockConfigError(
             f"task {declared.options.task}: lock_order='sent' is for calls with one lock name, and "

@@ -38,7 +38,7 @@ from ..engine.interrupt import Interruption
 from ..engine.lease import Lease, State
 from ..engine.protocol import COOLDOWN, Claim, Successor
 from ..errors import RelockError
-from ..naming.names import bind
+from ..naming.names import Misfit, bind
 from ..order import worker as order
 from ..workflow import steps
 from . import company, retry, revocation, unlocked
@@ -198,8 +198,11 @@ class Execution:
         do not fit the task, but that body alone, name no locks."""
         if task is not self.task or by is self.by:
             return False
-        arguments = None if self.declared.rule.off else bind(task, args, kwargs)
-        return arguments is None or {*self.declared.names(arguments)} <= {*self.names}
+        try:
+            names = self.declared.names(bind(task, args, kwargs))
+        except Misfit:
+            return True
+        return {*names} <= {*self.names}
 
     def run_named(self) -> Any:
         """Find the locks that the call needs, and run it unless it is a duplicate."""
@@ -210,9 +213,13 @@ class Execution:
                 return self.run_body(None)
             with unlocked.alone(self.task, self.message):
                 return self.run_body(None)
-        arguments = bind(self.task, self.args, self.kwargs)
-        if arguments is None:
-            # The call does not fit the body, whose own TypeError says so best.
+        try:
+            arguments = bind(self.task, self.args, self.kwargs)
+        except Misfit as misfit:
+            if not misfit.is_sure:
+                raise
+            arguments = None
+        if arguments is None:  # the body's own TypeError says it best
             return self.body(*self.args, **self.kwargs)
         self.declared = declared = _declared(self.declared, self.request, header)
         self.names = names = declared.names(arguments)

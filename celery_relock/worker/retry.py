@@ -20,6 +20,7 @@ from ..engine.engine import Engine
 from ..engine.lease import Lease
 from ..engine.protocol import Held, Successor
 from ..errors import RelockError
+from ..naming.names import Misfit
 from .conflict import Attempt, end_unexecuted, obtain, release
 from .delivery import Delivery, Retried, afterwards, delivery_of
 from .message import header_of, keep_for, prefix_here, running_request
@@ -164,8 +165,8 @@ def _names_of(task: Any, fields: Any, body: Any) -> tuple[str, ...]:
         args, kwargs = fields.get("args"), fields.get("kwargs")
     try:
         declared = declaration(type(task)).of_call({}, prefix_here())
-        return declared.names_of_call(task, args, kwargs) or ()
-    except (RelockError, TypeError):
+        return declared.names_of_call(task, args, kwargs)
+    except (RelockError, Misfit):
         return ()  # it says so itself when it runs
 
 

@@ -20,6 +20,7 @@ from ..dedup import worker as dedup
 from ..engine.engine import Engine
 from ..engine.events import logger
 from ..errors import LockConfigError, RelockError
+from ..naming.names import Misfit
 from ..order import worker as order
 from ..workflow import steps
 from . import events as worker_events
@@ -120,7 +121,7 @@ def clear_away(
             engine = engine_of(app)
             of = engine, request, remember
             engine.later.make(partial(clear, *of, task=task, began=began))
-        except RelockError as error:
+        except (RelockError, Misfit) as error:
             logger.warning("Cannot release " + what + ": %s", request.id, error)
 
 

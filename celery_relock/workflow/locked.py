@@ -15,7 +15,7 @@ from celery.utils import uuid
 from ..engine import ids
 from ..engine.protocol import MODES
 from ..errors import LockConfigError
-from ..naming.names import NameRule, bind, signature_of
+from ..naming.names import Misfit, NameRule, bind, signature_of
 from ..naming.template import check_name
 from ..options import LockOptions
 from ..settings import name_prefix
@@ -131,13 +131,14 @@ def _names(key: Any, first: Step, app: Any) -> list[str]:
             f"{where}: the key reads arguments, and the first step is not a task of this app, so "
             "they have no names here. Give the finished name as key."
         )
-    arguments = bind(task, first.get("args") or (), first.get("kwargs") or {})
-    if arguments is None:
+    try:
+        arguments = bind(task, first.get("args") or (), first.get("kwargs") or {})
+    except Misfit as error:
         raise LockConfigError(
             f"{where}: the key reads the first step's arguments, and those in its signature are "
-            f"not all there: {first!r:.200}. What a step gets from the one before it is not known "
-            "when the canvas is made. Give the finished name as key."
-        )
+            f"not all there: {error} What a step gets from the one before it is not known when the "
+            "canvas is made. Give the finished name as key."
+        ) from error
     return list(NameRule.compile(key, where, signature_of(task)).names(arguments, prefix))
 
 

@@ -539,7 +539,7 @@ def test_a_call_by_name_that_is_swallowed_is_told_in_the_workers_log(worker, m, 
 
 
 def test_a_call_that_cannot_be_made_is_not_asked_about(m, account):
-    for ask in (m.ends.marked, m.ends.unmark):
+    for ask in (m.ends.marked, m.ends.unmark, m.ends.delay):
         with pytest.raises(TypeError, match=r"ends\(account, how\) cannot be called with"):
             ask(account)
 
