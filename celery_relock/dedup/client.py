@@ -87,7 +87,7 @@ def send(
         options[SAYS] = {DEDUP: ["", marker.OWN]}
         return publish(args, kwargs, **options)
     call = call_of(task, declared, args, kwargs)
-    keep = mode if call.marker.until == marker.TIME else marker.keep_for(task, options)
+    keep = mode if call.marker.until == marker.TIME else marker.counts_for(task, options)
     execution_id = ids.new_id()
     acquire = None if mark is None else partial(mark, args, kwargs, options, execution_id)
     do_send = partial(publish, args, kwargs, **options)

@@ -23,7 +23,7 @@ from ..errors import LockUnavailable, RelockError
 from ..worker.beside import HeldBeside
 from ..worker.conflict import end_unexecuted, release, withdraw_later
 from ..worker.delivery import delivery_of, retry_of
-from ..worker.message import header_of
+from ..worker.message import QUEUED, header_of
 from ..worker.states import Late, SentAgain, Waits, end_dropped, is_requeued, show_revoked
 from . import client, marker
 from .client import Call
@@ -130,7 +130,7 @@ class _HeldMarker(HeldBeside):
             if self._acquire() is None or not by_name:
                 return None
             # As if it had been sent just now: perhaps the other one is over, or to be replaced.
-            there = self._claim(marker.QUEUED)
+            there = self._claim(QUEUED)
             return self._acquire() if there is None else there
         except LockUnavailable as error:
             logger.debug("%s begins without its dedup marker: %s", self.call.task.name, error)
@@ -245,13 +245,13 @@ class _HeldMarker(HeldBeside):
     def _successor(self, error: BaseException | None) -> Successor | None:
         me = self.lease.claim.execution_id
         if isinstance(error, SentAgain) or is_requeued(self.task, error):
-            return Successor(me, marker.QUEUED)
+            return Successor(me, QUEUED)
         if isinstance(error, Waits) and not self.begun:
             return Successor(me, marker.PARKED)
         sent = retry_of(self.message) if self.is_for_retries else None
         if sent is None:
             return None
-        keep = marker.keep_for(self.task, sent.fields)
+        keep = marker.counts_for(self.task, sent.fields)
         return Successor(marker.hold_id(sent.execution_id), keep)
 
 

@@ -25,12 +25,10 @@ from ..errors import LockConfigError, LockUnavailable, RelockError
 from ..naming.names import Misfit
 from ..worker.conflict import end_unexecuted
 from ..worker.delivery import Delivery
-from ..worker.message import SAYS, attempt_before, moment, retried_by, seconds_to_expiry
+from ..worker.message import QUEUED, SAYS, attempt_before, keep_for, moment, retried_by
 
 #: The field of our header with a call's line and its ticket.
 ORDER = "order"
-# For how long after it is due a call has a place, in seconds, whatever becomes of its message.
-QUEUED = 86_400.0
 
 
 class Sender:
@@ -142,9 +140,8 @@ def _request(
     countdown, eta = options.get("countdown"), moment(options.get("eta"))
     delay = float(countdown) if isinstance(countdown, int | float) else 0.0
     due = max(delay, 0.0 if eta is None else eta - time.time())
-    end = seconds_to_expiry(task, options)
-    # A worker that gets it later only throws it away.
-    life = QUEUED if end is None else min(QUEUED, max(end - due, 0.0) + 1.0)
+    # A worker that gets it after its expiry only throws it away.
+    life = max(1.0, keep_for(QUEUED, due, options.get("expires", task.expires)) - due)
     return PlaceRequest(
         LINE + name,
         execution_id,

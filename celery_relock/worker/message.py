@@ -551,6 +551,10 @@ def _asked(option: Any, request: Any, where: str) -> str:
 
 # -- Times ---------------------------------------------------------------------------------------
 
+#: How long a message may be in a broker's queue after it is due, in seconds, before its call no
+#: longer counts: this is what a lost message costs.
+QUEUED = 86_400.0
+
 
 def moment(when: Any) -> float | None:
     """An ETA or expiry, in any form that a message or a call has it. Celery takes one without a
@@ -563,12 +567,6 @@ def moment(when: Any) -> float | None:
     if not isinstance(found, datetime):
         return None
     return float(maybe_make_aware(found).timestamp())
-
-
-def seconds_to_expiry(task: Any, options: Mapping[str, Any]) -> float | None:
-    """From now to when a call with these options expires; None if it never does. One that says
-    `expires=None` does not expire, whatever its task says, as in Celery."""
-    return seconds_to(options.get("expires", task.expires))
 
 
 def keep_for(gap: float, eta: Any, expires: Any) -> float:

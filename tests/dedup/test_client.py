@@ -388,7 +388,7 @@ def test_the_marker_outlasts_a_countdown_and_ends_with_the_message(m, account):
     far.revoke()
     short = uuid.uuid4().hex
     m.done.apply_async((short,), countdown=3, expires=10)
-    assert 9 < _mark(m.done, short) <= 10
+    assert 10 < _mark(m.done, short) <= 11  # a worker's clock may be a second behind
 
 
 def test_a_call_that_expires_behind_others_swallows_nothing_from_then_on(m, account):
