@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from celery import Task, chain
+from celery import chain
 from celery.canvas import Signature, chunks, maybe_signature
 from celery.result import EagerResult
 from celery.states import SUCCESS
@@ -145,26 +144,10 @@ def _names(key: Any, first: Step, app: Any) -> list[str]:
 def _check_canvas(canvas: Any) -> None:
     if isinstance(canvas, Signature):
         return
-    name = getattr(canvas, "__name__", "task").strip("<>")
-    if isinstance(canvas, Task):
-        says = f"{canvas.name} is a task, not a signature. Write locked({name}.s(…), key=…)."
-    elif isinstance(canvas, list | tuple) or inspect.isgenerator(canvas):
-        says = (
-            f"a {type(canvas).__name__} does not say how its steps run. Write locked(chain(…), …) "
-            "for one after the other, or locked(group(…), …) for side by side."
-        )
-    elif isinstance(canvas, Mapping):
-        says = "this is a plain dict. Write locked(signature(…, app=app), key=…) to make it one."
-    elif isinstance(canvas, str):
-        says = f"{canvas!r:.100} is a text. Write locked(app.signature({canvas!r:.100}), key=…)."
-    elif callable(canvas):
-        says = f"{name} is no task. Declare it with @app.task and write locked({name}.s(…), key=…)."
-    else:
-        says = (
-            f"{canvas!r:.100} is not a signature. Write locked(task.s(…), key=…), "
-            "or another canvas."
-        )
-    raise LockConfigError(f"locked(): {says}")
+    raise LockConfigError(
+        f"locked(): {canvas!r:.100} ({type(canvas).__qualname__}) is not a signature. Write "
+        "locked(task.s(…), key=…), locked(chain(…), …) or locked(group(…), …)."
+    )
 
 
 def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
