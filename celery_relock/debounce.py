@@ -55,8 +55,6 @@ def send(
 ) -> Any:
     """Merge a call into its burst, or begin one; see `LockedTask.apply_async`. A call for whose
     result somebody else waits is sent at once, with `publish` at the end of the way."""
-    for name in [each for each in options if each.startswith("lock_debounce")]:
-        del options[name]
     pause = declared.options.debounce
     is_alone = not pause or declared.rule.off or dedup.is_awaited(options) or not enabled(task.app)
     if is_alone or task.app.conf.task_always_eager:

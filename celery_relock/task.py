@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from functools import partial, wraps
+from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from celery import Task
@@ -23,7 +23,7 @@ from .order import client as order
 from .worker import company, publishing  # noqa: F401  # a receiver
 from .worker.message import (
     HEADER,
-    NOTHING,
+    OPTIONS,
     PREFIX,
     Header,
     attempt_before,
@@ -147,13 +147,17 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         if prefix or declared.prefix:
             # An empty one is carried too: the worker's own relock_prefix may say something else.
             options.setdefault(PREFIX, prefix)
-        declared = declared.of_call(call_options(options), options.get(PREFIX))
-        publish: Callable[..., Any] = partial(_publish, super().apply_async)
+        own = call_options(options)
+        declared = declared.of_call(own, options.get(PREFIX))
+        options = {name: value for name, value in options.items() if not name.startswith("lock_")}
+        if carried := {name: said for name, said in own.items() if not name.startswith("debounce")}:
+            options[OPTIONS] = carried
+        publish: Callable[..., Any] = super().apply_async
         mark = None
         if declared.options.order is not None and not declared.rule.off:
             publish = sender = order.Sender(self, declared, publish)
             mark = sender.mark
-        if declared.options.debounce or any(name.startswith("lock_debounce") for name in options):
+        if declared.options.debounce:
             return debounce.send(self, declared, publish, args, kwargs, options)
         return dedup.send(self, declared, publish, args, kwargs, options, mark)
 
@@ -169,7 +173,7 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
             LockConfigError: as for `apply_async`.
         """
         refuse_settings(options.__contains__, f"a call of {self.name}")
-        declared, own = declaration(type(self)), call_options(options)
+        declared, own = declaration(type(self)), options.pop(OPTIONS, {}) | call_options(options)
         options = {n: value for n, value in options.items() if not n.startswith("lock_")}
         prefix, headers = options.pop(PREFIX, None), options.get("headers") or {}
         if before := parse(headers.get(HEADER)) if options.get("retries") else None:
@@ -311,13 +315,6 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
                 "thread that runs it, and only if lock_key is not False"
             )
         return hold
-
-
-def _publish(publish: Callable[..., Any], args: Any, kwargs: Any, **options: Any) -> Any:
-    for name, value in options.items():
-        if value is None and name.startswith("lock_"):
-            options[name] = NOTHING
-    return publish(args, kwargs, **options)
 
 
 def _lock_run(cls: type[LockedTask]) -> None:

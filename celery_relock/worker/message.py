@@ -35,16 +35,14 @@ from .delivery import DELIVERY, Delivery, delivery_of, finish, to_finish
 #: The name of our header in a message.
 HEADER = "relock"
 VERSION = 2
-#: Options by which a call passes on to `write_header` the prefix of its lock names, and what its
-#: header is to say in the place of ours.
-PREFIX, SAYS = "relock_prefix", "relock_header"
+#: Options by which a call passes on to `write_header` its `lock_*` options (Celery's router leaves
+#: out one that is None), the prefix of its lock names, and what its header is to say in the place
+#: of ours.
+OPTIONS, PREFIX, SAYS = "relock_options", "relock_prefix", "relock_header"
 #: The task that acquires a workflow lock (see `workflow.enter`).
 ENTER = "celery_relock.enter"
 # Celery's tasks that call another task directly, for each of their items.
 _MAPS = ("celery.map", "celery.starmap")
-#: Stands for None among the options of a call on their way through Celery, whose router leaves out
-#: what is None.
-NOTHING = object()
 # Where a message, or the options of a signature, have further signatures; and where a canvas has.
 _SIGNATURES = ("chain", "chord", "callbacks", "errbacks", "link", "link_error")
 _CANVASES = {"chain": ("tasks",), "group": ("tasks",), "chord": ("header", "body")}
@@ -310,8 +308,8 @@ def write_header(
     Args:
         headers: of the message.
         fields: where its id is; protocol 1 has that in the body.
-        properties: of the message. The `lock_*` options of this call are among them, `PREFIX` and
-            `SAYS`; they are taken out.
+        properties: of the message. `OPTIONS`, `PREFIX` and `SAYS` are among them, and the `lock_*`
+            options of a call by name; they are taken out.
         queues: those that the message goes to, if its sender knows them.
     """
     # Celery copies custom headers from the message before: that header is replaced, never kept.
@@ -354,6 +352,7 @@ def _of_call(
     prefix, options = properties.pop(PREFIX, None), call_options(properties)
     for name in options:
         del properties[f"lock_{name}"]
+    options |= properties.pop(OPTIONS, {})
     if options:
         _tell_of_unused(fields.get("task"), options, queues)
     if before is not None:
@@ -386,8 +385,6 @@ def call_options(options: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in said.items():
         if isinstance(value, timedelta):
             said[name] = value.total_seconds()
-        elif value is NOTHING:
-            said[name] = None
     return said
 
 
