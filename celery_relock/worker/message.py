@@ -43,9 +43,14 @@ OPTIONS, PREFIX, SAYS = "relock_options", "relock_prefix", "relock_header"
 ENTER = "celery_relock.enter"
 # Celery's tasks that call another task directly, for each of their items.
 _MAPS = ("celery.map", "celery.starmap")
-# Where a message, or the options of a signature, have further signatures; and where a canvas has.
+# Where a message, or the options of a signature, have further signatures.
 _SIGNATURES = ("chain", "chord", "callbacks", "errbacks", "link", "link_error")
-_CANVASES = {"chain": ("tasks",), "group": ("tasks",), "chord": ("header", "body")}
+#: Where the arguments of a canvas have its parts, by its kind.
+CANVASES: Mapping[str | None, tuple[str, ...]] = {
+    "chain": ("tasks",),
+    "group": ("tasks",),
+    "chord": ("header", "body"),
+}
 # How many ancestors are passed on, the nearest first. Without a bound the message of a task that
 # sends itself would become longer each time.
 _MOST_ANCESTORS = 32
@@ -404,20 +409,17 @@ def write_seconds(body: Any) -> None:
 
 
 def _write_seconds_of(found: Any) -> None:
-    if isinstance(found, list | tuple):
-        for each in found:
-            _write_seconds_of(each)
-    if not isinstance(found, dict):
-        return
-    options = found.get("options") or {}
-    for name, value in options.items():
-        if name.startswith("lock_") and isinstance(value, timedelta):
-            options[name] = value.total_seconds()
-    for name in _SIGNATURES:
-        _write_seconds_of(options.get(name))
-    if found.get("subtask_type") in _CANVASES:
-        for name in _CANVASES[found["subtask_type"]]:
-            _write_seconds_of(found["kwargs"].get(name))
+    for each in found if isinstance(found, list | tuple) else [found]:
+        if not isinstance(each, dict):
+            continue
+        options = each.get("options") or {}
+        for name, value in options.items():
+            if name.startswith("lock_") and isinstance(value, timedelta):
+                options[name] = value.total_seconds()
+        for name in _SIGNATURES:
+            _write_seconds_of(options.get(name))
+        for name in CANVASES.get(each.get("subtask_type"), ()):
+            _write_seconds_of(each["kwargs"].get(name))
 
 
 # -- The prefix of lock names --------------------------------------------------------------------

@@ -19,7 +19,7 @@ from ..naming.template import check_name
 from ..options import LockOptions
 from ..settings import name_prefix
 from ..task import LockedTask as LockedTask  # the package's own: to load it registers `enter`
-from ..worker.message import ENTER, call_options, prefix_of
+from ..worker.message import CANVASES, ENTER, call_options, prefix_of
 from ..worker.states import Dropped
 from .enter import held, of_call
 from .steps import OPTIONS, Step, stamp, steps_of
@@ -99,9 +99,9 @@ def _without_chunks(canvas: Any) -> Any:
         # By the name: a chunks that was cloned or read is a plain signature.
         parts = canvas["kwargs"]
         return chunks(maybe_signature(parts["task"]), parts["it"], parts["n"]).group()
-    inner = canvas["kwargs"] if isinstance(canvas, Mapping) else {}
-    for name in ("tasks", "header", "body"):
-        part = inner.get(name)
+    inner = canvas["kwargs"]
+    for name in CANVASES.get(canvas["subtask_type"], ()):
+        part = inner[name]
         if isinstance(part, list | tuple):
             inner[name] = [_without_chunks(maybe_signature(each).clone()) for each in part]
         elif isinstance(part, Mapping):

@@ -382,6 +382,12 @@ class TestEager:
                 getattr(larger, how)()
 
 
+def test_arguments_of_a_step_that_are_named_like_parts_of_a_canvas_stay_as_they_are(worker, step):
+    given = {"tasks": [1], "header": {"a": 1}, "body": [None]}
+    like = step("1").clone(kwargs=given)
+    assert locked(like, key="x").tasks[1].kwargs.items() >= given.items()
+
+
 def test_the_key_may_read_the_first_steps_arguments(worker, account, step):
     flows = [
         locked(chain(step("1"), step("2")), key="account:{account}"),
