@@ -448,14 +448,13 @@ def _over(
             revocation.comes_again(task.app, request, task)
         return
     # `run` was not reached (an error in `before_start`), so nothing took over what was left to it.
-    is_locked_task, header = hasattr(task, "_relock_declares"), header_of(request)
-    is_ours = is_locked_task or header.workflow_locks or header.is_awaited
     # Not by `is_requeued`: autoretry lies around `run`. Of a process that exits the main process
     # hears, with Celery >= 5.7.
     is_told = is_exit and hasattr(task, "acks_on_timeout")
-    if is_ours and not is_told and not (error is not None and puts_back(task, error)):
+    is_put_back = error is not None and puts_back(task, error)
+    if revocation.is_ours(task, request) and not (is_told or is_put_back):
         revocation.clear_away(task.app, request, task, remember=remember_for(task, error))
-    if is_locked_task:
+    if hasattr(task, "_relock_declares"):
         company.on_unreached(task, request, state)
 
 

@@ -203,6 +203,11 @@ class Header(NamedTuple):
         """Whether something in Redis that belongs to its task's locks waits for it."""
         return bool(self.parked or self.kept or self.order or self.marker)
 
+    @property
+    def has_left(self) -> bool:
+        """Whether something in Redis waits for it, also of a workflow's locks."""
+        return self.is_awaited or bool(self.workflow_locks)
+
     def content(self) -> dict[str, Any]:
         """What is written into a message: all that is not as it would be without."""
         usual = self._field_defaults

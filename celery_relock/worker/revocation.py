@@ -30,6 +30,11 @@ from .message import ENTER, HEADER, has_begun, header_of
 from .states import puts_back, remember_for
 
 
+def is_ours(task: Any, request: Any) -> bool:
+    """Whether Redis may have something for a message of this task."""
+    return hasattr(task, "_relock_declares") or header_of(request).has_left
+
+
 def _withdraw(engine: Engine, request: Any, remember: float | None, **_: Any) -> None:
     header = header_of(request)
     if header.parked and not engine.parking.withdraw(header.execution_id, remember):
@@ -78,10 +83,9 @@ def comes_again(app: Any, request: Any, task: Any) -> None:
 
 
 def _revoked(sender: Any = None, request: Any = None, terminated: Any = None, **_: Any) -> None:
-    header = header_of(request)
-    if not (hasattr(sender, "_relock_declares") or header.workflow_locks or header.is_awaited):
+    if not is_ours(sender, request):
         return
-    was_running = bool(terminated)
+    header, was_running = header_of(request), bool(terminated)
     if header.attempts and not was_running:
         worker_events.show(sender, request.id, REVOKED)
     with suppress(LockConfigError):  # told when the worker began
@@ -150,10 +154,9 @@ def _lost(sender: Any = None, exception: Any = None, kwargs: Any = None, **_: An
 def _retried_lost(sender: Any = None, request: Any = None, reason: Any = None, **_: Any) -> None:
     """A task's process is gone, and Celery has sent a retry in the place of its message
     (`retry_on_worker_lost`)."""
-    if isinstance(getattr(reason, "exc", None), WorkerLostError) and not has_begun(request):
-        header = header_of(request)
-        if hasattr(sender, "_relock_declares") or header.workflow_locks or header.is_awaited:
-            _clear_soon(sender, request, began=True)
+    is_lost = isinstance(getattr(reason, "exc", None), WorkerLostError)
+    if is_lost and not has_begun(request) and is_ours(sender, request):
+        _clear_soon(sender, request, began=True)
 
 
 task_revoked.connect(_revoked, weak=False, dispatch_uid="celery_relock")

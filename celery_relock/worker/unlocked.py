@@ -74,7 +74,7 @@ def _discarded(sender: Any = None, message: Any = None, **_: Any) -> None:
     headers = message.headers or {}
     if HEADER in headers:
         told = Context(headers)
-        if header_of(told).is_awaited or header_of(told).workflow_locks:
+        if header_of(told).has_left:
             # It was rejected, and may be brought back, also to a worker that knows its task.
             revocation.clear_away(sender.app, told, remember=0.0)
 
