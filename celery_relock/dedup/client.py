@@ -26,8 +26,8 @@ from ..engine.protocol import LINE, Claim, Conflict, lock_names
 from ..errors import DuplicateTask, LockUnavailable, RelockError
 from ..options import LockOptions
 from ..worker import events as worker_events
-from ..worker.conflict import end_unexecuted
 from ..worker.delivery import Delivery
+from ..worker.ending import end_unexecuted
 from ..worker.message import SAYS, body_runs, prefix_of, running_request
 from ..worker.states import Dropped, show_revoked, stored, stores_no_result
 from . import marker

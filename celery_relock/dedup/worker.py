@@ -21,10 +21,11 @@ from ..engine.lease import State
 from ..engine.protocol import Answer, Ended, HoldInfo, Successor
 from ..errors import LockUnavailable, RelockError
 from ..worker.beside import HeldBeside
-from ..worker.conflict import end_unexecuted, release, withdraw_later
+from ..worker.conflict import release
 from ..worker.delivery import delivery_of, retry_of
+from ..worker.ending import end_unexecuted, is_requeued, withdraw_later
 from ..worker.message import QUEUED, header_of
-from ..worker.states import Late, SentAgain, Waits, end_dropped, is_requeued, show_revoked
+from ..worker.states import Late, SentAgain, Waits, end_dropped, show_revoked
 from . import client, marker
 from .client import Call
 from .marker import Found, Marker

@@ -23,8 +23,8 @@ from ..engine.events import label_of, logger
 from ..engine.protocol import LINE, Claim, Conflict, PlaceRequest
 from ..errors import LockConfigError, LockUnavailable, RelockError
 from ..naming.names import Misfit
-from ..worker.conflict import end_unexecuted
 from ..worker.delivery import Delivery
+from ..worker.ending import end_unexecuted
 from ..worker.message import QUEUED, SAYS, attempt_before, keep_for, moment, retried_by
 
 #: The field of our header with a call's line and its ticket.

@@ -43,8 +43,9 @@ from ..order import worker as order
 from ..workflow import steps
 from . import company, retry, revocation, unlocked
 from . import events as worker_events
-from .conflict import Attempt, is_over, obtain, release
+from .conflict import Attempt, obtain, release
 from .delivery import DELIVERY, finish, to_finish
+from .ending import is_acknowledged, is_over, puts_back, remember_for
 from .message import (
     ENTER,
     Header,
@@ -59,19 +60,7 @@ from .message import (
     running_request,
 )
 from .parking import carried
-from .states import (
-    LATER,
-    Aside,
-    Dropped,
-    Late,
-    SentAgain,
-    end_dropped,
-    fail_groups,
-    is_acknowledged,
-    puts_back,
-    remember_for,
-    show_started,
-)
+from .states import LATER, Aside, Dropped, Late, SentAgain, end_dropped, fail_groups, show_started
 
 # What a body can return of which no line has run yet.
 _UNBEGUN = CoroutineType, AsyncGeneratorType

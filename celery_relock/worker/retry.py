@@ -21,17 +21,11 @@ from ..engine.lease import Lease
 from ..engine.protocol import Held, Successor
 from ..errors import RelockError
 from ..naming.names import Misfit
-from .conflict import Attempt, end_unexecuted, obtain, release
+from .conflict import Attempt, obtain, release
 from .delivery import Delivery, Retried, afterwards, delivery_of
+from .ending import end_unexecuted, has_retried, is_acknowledged, is_autoretried, remember_for
 from .message import header_of, keep_for, prefix_here, running_request
-from .states import (
-    Aside,
-    SentAgain,
-    has_retried,
-    is_acknowledged,
-    is_autoretried,
-    remember_for,
-)
+from .states import Aside, SentAgain
 
 
 @dataclass(slots=True, eq=False)

@@ -25,9 +25,9 @@ from ..order import worker as order
 from ..workflow import steps
 from . import events as worker_events
 from . import retry
-from .conflict import again_of, consumes_here, end_unexecuted, withdraw_later
+from .conflict import again_of, consumes_here
+from .ending import end_unexecuted, puts_back, remember_for, withdraw_later
 from .message import ENTER, HEADER, has_begun, header_of
-from .states import puts_back, remember_for
 
 
 def is_ours(task: Any, request: Any) -> bool:

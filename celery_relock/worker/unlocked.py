@@ -26,8 +26,9 @@ from ..errors import RelockError
 from . import revocation
 from .conflict import release
 from .delivery import afterwards
+from .ending import is_acknowledged
 from .message import HEADER, header_of
-from .states import Late, is_acknowledged
+from .states import Late
 
 # Of the hold of an execution whose task has no lock any more, in seconds.
 _LEASE = 30.0

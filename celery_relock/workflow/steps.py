@@ -37,8 +37,9 @@ from ..engine.lease import Lease
 from ..engine.protocol import Claim, Held, Successor
 from ..errors import LockConfigError, LockConflict, LockLost, RelockError
 from ..options import LockOptions
-from ..worker.conflict import Attempt, end_unexecuted, obtain, release
+from ..worker.conflict import Attempt, obtain, release
 from ..worker.delivery import afterwards, delivery_of, if_any
+from ..worker.ending import end_unexecuted, is_acknowledged, is_requeued, remember_for
 from ..worker.events import work_for
 from ..worker.message import (
     CANVASES,
@@ -48,16 +49,7 @@ from ..worker.message import (
     keep_for,
     running_request,
 )
-from ..worker.states import (
-    Aside,
-    Dropped,
-    SentAgain,
-    Waits,
-    end_dropped,
-    is_acknowledged,
-    is_requeued,
-    remember_for,
-)
+from ..worker.states import Aside, Dropped, SentAgain, Waits, end_dropped
 
 # -- The stamps ----------------------------------------------------------------------------------
 
