@@ -37,7 +37,7 @@ from .engine.protocol import (
 )
 from .errors import LockConfigError, LockConflict, LockUnavailable
 from .naming.callables import called
-from .naming.names import bind, dumped, signature_of
+from .naming.names import Misfit, bind, dumped, signature_of
 from .settings import enabled
 from .worker.message import HEADER
 from .worker.parking import LARGEST, RawMessage, home, message_in, parked_text
@@ -55,23 +55,17 @@ def send(
 ) -> Any:
     """Merge a call into its burst, or begin one; see `LockedTask.apply_async`. A call for whose
     result somebody else waits is sent at once, with `publish` at the end of the way."""
-    for name in [each for each in options if each.startswith("lock_debounce")]:
-        del options[name]
     pause = declared.options.debounce
     is_alone = not pause or declared.rule.off or dedup.is_awaited(options) or not enabled(task.app)
-    arguments = None
-    if not is_alone and not task.app.conf.task_always_eager:
-        if options.get("countdown") or options.get("eta"):
-            raise LockConfigError(
-                f"a call of {task.name}: lock_debounce={pause:g} says when it is sent, so it can "
-                "have no countdown or eta of its own. With lock_debounce=False in apply_async it "
-                "is sent by itself."
-            )
-        arguments = bind(task, args or (), kwargs or {})
-    if arguments is None:  # or it does not fit the body, and that is said there
+    if is_alone or task.app.conf.task_always_eager:
         return dedup.send(task, declared, publish, args, kwargs, options)
-    with not_executed(task):
-        names = declared.names(arguments)
+    if options.get("countdown") or options.get("eta"):
+        raise LockConfigError(
+            f"a call of {task.name}: lock_debounce={pause:g} says when it is sent, so it can have "
+            "no countdown or eta of its own. With lock_debounce=False in apply_async it is sent by "
+            "itself."
+        )
+    names = declared.names_of_call(task, args, kwargs)
     try:
         return _merge(task, declared, names, publish, (args or (), kwargs or {}), options)
     except LockUnavailable as error:
@@ -236,30 +230,29 @@ def _reduced(
     assert reduce is not None, "see `_merge`"
     body = message_in(task.app, burst.message).decode()
     before = (body["args"], body["kwargs"]) if isinstance(body, Mapping) else body[:2]
-    earlier, later = bind(task, *before), bind(task, *_as_received(task, given, options))
-    if earlier is None or later is None:
+    try:
+        earlier, later = bind(task, *before), bind(task, *_as_received(task, given, options))
+    except Misfit as error:
         raise LockConfigError(
-            f"task {task.name}: a call that waits for lock_debounce does not fit "
-            f"{signature_of(task)}. Was the task changed since it was called? It is sent within "
-            f"{declared.options.longest_burst:g} s of the first call."
-        )
+            f"a call that waits for lock_debounce: {error} Was the task changed since it was "
+            f"called? It is sent within {declared.options.longest_burst:g} s of the first call."
+        ) from error
     where = f"task {task.name}: the callable in lock_debounce_reduce"
     with not_executed(task):
         found = called(where, lambda: dict(reduce(earlier, later)))
     made = inspect.BoundArguments(signature_of(task), found)
+    is_known = found.keys() <= signature_of(task).parameters.keys()
     try:
-        signature_of(task).bind(*made.args, **made.kwargs)
-        fits = not found.keys() - signature_of(task).parameters.keys()
+        arguments = bind(task, made.args, made.kwargs) if is_known else None
     except (TypeError, KeyError):
-        fits = False
-    if not fits:
+        arguments = None
+    if arguments is None:
         raise LockConfigError(
             f"{where} has to return the arguments of {task.name}{signature_of(task)} by name; it "
             f"returned {found!r:.200}"
         )
-    arguments = bind(task, made.args, made.kwargs)
     with not_executed(task):
-        same = arguments is not None and declared.names(arguments) == names
+        same = declared.names(arguments) == names
     if not same:
         locks = ", ".join(map(repr, names))
         raise LockConfigError(f"{where} returned the arguments of another lock than {locks}")

@@ -74,12 +74,11 @@ class Declaration:
         """The lock names of a call with these bound arguments. Raises as `NameRule.names`."""
         return self.rule.names(arguments, self.prefix_now())
 
-    def names_of_call(self, task: Any, args: Any, kwargs: Any) -> tuple[str, ...] | None:
-        """The lock names of a call that is not executed here; None if it does not fit the body,
-        which says so best. Raises as `bind` and `names`."""
+    def names_of_call(self, task: Any, args: Any, kwargs: Any) -> tuple[str, ...]:
+        """The lock names of a call that is not executed here. Raises as `bind` and `names`."""
         arguments = bind(task, args or (), kwargs or {})
         with not_executed(task):
-            return None if arguments is None else self.names(arguments)
+            return self.names(arguments)
 
     def limits(self, arguments: Mapping[str, object], names: tuple[str, ...]) -> tuple[int, ...]:
         """The limit of each of these names of a call, or `SHARED`. Raises as

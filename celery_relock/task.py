@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from functools import partial, wraps
+from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from celery import Task
@@ -18,13 +18,12 @@ from .engine import ids
 from .engine.hold import Hold
 from .errors import LockConfigError, RelockError
 from .naming.callables import read_signature
-from .naming.names import bind, signature_of
+from .naming.names import bind
 from .order import client as order
 from .worker import company, publishing  # noqa: F401  # a receiver
-from .worker.delivery import DELIVERY
 from .worker.message import (
     HEADER,
-    NOTHING,
+    OPTIONS,
     PREFIX,
     Header,
     attempt_before,
@@ -148,13 +147,17 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         if prefix or declared.prefix:
             # An empty one is carried too: the worker's own relock_prefix may say something else.
             options.setdefault(PREFIX, prefix)
-        declared = declared.of_call(call_options(options), options.get(PREFIX))
-        publish: Callable[..., Any] = partial(_publish, super().apply_async)
+        own = call_options(options)
+        declared = declared.of_call(own, options.get(PREFIX))
+        options = {name: value for name, value in options.items() if not name.startswith("lock_")}
+        if carried := {name: said for name, said in own.items() if not name.startswith("debounce")}:
+            options[OPTIONS] = carried
+        publish: Callable[..., Any] = super().apply_async
         mark = None
         if declared.options.order is not None and not declared.rule.off:
             publish = sender = order.Sender(self, declared, publish)
             mark = sender.mark
-        if declared.options.debounce or any(name.startswith("lock_debounce") for name in options):
+        if declared.options.debounce:
             return debounce.send(self, declared, publish, args, kwargs, options)
         return dedup.send(self, declared, publish, args, kwargs, options, mark)
 
@@ -170,7 +173,7 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
             LockConfigError: as for `apply_async`.
         """
         refuse_settings(options.__contains__, f"a call of {self.name}")
-        declared, own = declaration(type(self)), call_options(options)
+        declared, own = declaration(type(self)), options.pop(OPTIONS, {}) | call_options(options)
         options = {n: value for n, value in options.items() if not n.startswith("lock_")}
         prefix, headers = options.pop(PREFIX, None), options.get("headers") or {}
         if before := parse(headers.get(HEADER)) if options.get("retries") else None:
@@ -219,9 +222,6 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         declared = declaration(type(self))
         declared = declared.of_call({}, prefix_of(declared.prefix))
         arguments = bind(self, args, kwargs)
-        if arguments is None:
-            takes = f"{self.name}{signature_of(self)}"
-            raise TypeError(f"{takes} cannot be called with {args}, {kwargs}")
         with not_executed(self):
             names = declared.names(arguments)
             if len(names) != 1:
@@ -317,13 +317,6 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         return hold
 
 
-def _publish(publish: Callable[..., Any], args: Any, kwargs: Any, **options: Any) -> Any:
-    for name, value in options.items():
-        if value is None and name.startswith("lock_"):
-            options[name] = NOTHING
-    return publish(args, kwargs, **options)
-
-
 def _lock_run(cls: type[LockedTask]) -> None:
     """Put the lock around the class's `run`, its own or that of a mixin."""
     run = inspect.getattr_static(cls, "run")
@@ -367,19 +360,7 @@ def _locked(body: Any) -> Callable[..., Any]:
         call = body.__get__(self, type(self)) if hasattr(body, "__get__") else body
         from .worker import execution  # who only sends never loads it
 
-        request = getattr(self.request_stack, "top", None)  # no app: no stack
-        if (delivery := getattr(request, DELIVERY, None)) and delivery.aside:
-            company.keep_aside(self)
-        try:
-            return execution.run(self, run, call, args, kwargs)
-        # No call of ours here: a signal's exception there would make a failure of what waits.
-        except (Aside, SentAgain) as aside:
-            if delivery := getattr(request, DELIVERY, None):
-                delivery.aside = aside
-            raise aside.with_traceback(None) from None
-        except Exception as error:
-            error.__traceback__ = company.shown(error)
-            raise error
+        return execution.run(self, declaration(type(self)), run, call, args, kwargs)
 
     if isinstance(body, staticmethod):
         # What shows its signature drops the first parameter, as of any method.

@@ -376,6 +376,7 @@ def import_tasks(app: Any) -> None:
 def _names(app: Any, info: dict[str, Any]) -> tuple[str, ...]:
     """The lock names of a call that a worker described."""
     from ..declaration import declaration, is_locked
+    from ..naming.names import Misfit
 
     import_tasks(app)
     task = app.tasks.get(info.get("name"))
@@ -384,7 +385,7 @@ def _names(app: Any, info: dict[str, Any]) -> tuple[str, ...]:
     try:
         call = info.get("relock") or {}
         declared = declaration(type(task)).of_call(call.get("options") or {}, call.get("prefix"))
-        return declared.names_of_call(task, info.get("args"), info.get("kwargs")) or ()
-    except RelockError as error:
+        return declared.names_of_call(task, info.get("args"), info.get("kwargs"))
+    except (RelockError, Misfit) as error:
         logger.warning("Cannot determine the locks of %s: %s", info.get("name"), error)
         return ()

@@ -24,11 +24,10 @@ from ..engine.engine import Engine
 from ..engine.events import logger
 from ..engine.protocol import LINE, Claim, Conflict, lock_names
 from ..errors import DuplicateTask, LockUnavailable, RelockError
-from ..naming.names import signature_of
 from ..options import LockOptions
 from ..worker import events as worker_events
-from ..worker.conflict import end_unexecuted
 from ..worker.delivery import Delivery
+from ..worker.ending import end_unexecuted
 from ..worker.message import SAYS, body_runs, prefix_of, running_request
 from ..worker.states import Dropped, show_revoked, stored, stores_no_result
 from . import marker
@@ -88,9 +87,7 @@ def send(
         options[SAYS] = {DEDUP: ["", marker.OWN]}
         return publish(args, kwargs, **options)
     call = call_of(task, declared, args, kwargs)
-    if call is None:
-        return publish(args, kwargs, **options)  # it does not fit the body, and that is said there
-    keep = mode if call.marker.until == marker.TIME else marker.keep_for(task, options)
+    keep = mode if call.marker.until == marker.TIME else marker.counts_for(task, options)
     execution_id = ids.new_id()
     acquire = None if mark is None else partial(mark, args, kwargs, options, execution_id)
     do_send = partial(publish, args, kwargs, **options)
@@ -102,11 +99,9 @@ def is_awaited(options: Mapping[str, Any]) -> bool:
     return any(options.get(name) for name in _AWAITED)
 
 
-def call_of(task: Any, declared: Declaration, args: Any, kwargs: Any) -> Call | None:
-    """The call with its marker; None if it does not fit the body."""
+def call_of(task: Any, declared: Declaration, args: Any, kwargs: Any) -> Call:
+    """The call with its marker. Raises as `names_of_call`."""
     names = declared.names_of_call(task, args, kwargs)
-    if names is None:
-        return None
     made = Marker.of(task.name, names, declared.options.dedup)
     return Call(task, engine_of(declared.app), declared.options, names, made)
 
@@ -295,11 +290,7 @@ def unmark(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 def _call_asked_about(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
     declared = declaration(type(task))
-    declared = declared.of_call({}, prefix_of(declared.prefix))
-    call = call_of(task, declared, args, kwargs)
-    if call is None:
-        raise TypeError(f"{task.name}{signature_of(task)} cannot be called with {args}, {kwargs}")
-    return call
+    return call_of(task, declared.of_call({}, prefix_of(declared.prefix)), args, kwargs)
 
 
 # --- what a message says of its marker ------------------------------------------------------------

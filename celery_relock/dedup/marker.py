@@ -23,15 +23,13 @@ from ..engine.protocol import (
     HoldInfo,
     Renewal,
 )
-from ..worker.message import seconds_to, seconds_to_expiry
+from ..worker.message import QUEUED, keep_for
 
 # How long it may take to send a message, in seconds: a caller that is killed meanwhile, or can
 # neither send it nor remove the marker, leaves the marker for no longer.
 SENDING = 60.0
-# How long a message may be in a broker's queue after it is due, in seconds, before its call no
-# longer counts: this is what a lost message costs.
-QUEUED = 86_400.0
-# The same for a parked message: it cannot be lost in a queue.
+# How long a message may be parked, in seconds: it cannot be lost in a queue, as others can
+# (`QUEUED`).
 PARKED = 30 * 86_400.0
 
 Acquire = Callable[[Claim], Answer | None]
@@ -162,12 +160,11 @@ def take_away(engine: Engine, marker: Marker, there: Found) -> bool:
             return True
 
 
-def keep_for(task: Any, options: Mapping[str, Any]) -> float:
-    """Seconds for which a call counts that is sent with these options and then seen by nobody."""
-    due = seconds_to(options.get("countdown") or options.get("eta")) or 0.0
-    end = seconds_to_expiry(task, options)
-    # A worker that gets it later only throws it away, maybe much later.
-    return due + QUEUED if end is None else min(due + QUEUED, max(end, 1.0))
+def counts_for(task: Any, options: Mapping[str, Any]) -> float:
+    """Seconds for which a call counts that is sent with these options and then seen by nobody. One
+    that says `expires=None` does not expire, whatever its task says, as in Celery."""
+    due = options.get("countdown") or options.get("eta")
+    return keep_for(QUEUED, due, options.get("expires", task.expires))
 
 
 def lease_of(

@@ -21,10 +21,11 @@ from ..engine.lease import State
 from ..engine.protocol import Answer, Ended, HoldInfo, Successor
 from ..errors import LockUnavailable, RelockError
 from ..worker.beside import HeldBeside
-from ..worker.conflict import end_unexecuted, release, withdraw_later
+from ..worker.conflict import release
 from ..worker.delivery import delivery_of, retry_of
-from ..worker.message import header_of
-from ..worker.states import Late, SentAgain, Waits, end_dropped, is_requeued, show_revoked
+from ..worker.ending import end_unexecuted, is_requeued, withdraw_later
+from ..worker.message import QUEUED, header_of
+from ..worker.states import Late, SentAgain, Waits, end_dropped, show_revoked
 from . import client, marker
 from .client import Call
 from .marker import Found, Marker
@@ -130,7 +131,7 @@ class _HeldMarker(HeldBeside):
             if self._acquire() is None or not by_name:
                 return None
             # As if it had been sent just now: perhaps the other one is over, or to be replaced.
-            there = self._claim(marker.QUEUED)
+            there = self._claim(QUEUED)
             return self._acquire() if there is None else there
         except LockUnavailable as error:
             logger.debug("%s begins without its dedup marker: %s", self.call.task.name, error)
@@ -245,13 +246,13 @@ class _HeldMarker(HeldBeside):
     def _successor(self, error: BaseException | None) -> Successor | None:
         me = self.lease.claim.execution_id
         if isinstance(error, SentAgain) or is_requeued(self.task, error):
-            return Successor(me, marker.QUEUED)
+            return Successor(me, QUEUED)
         if isinstance(error, Waits) and not self.begun:
             return Successor(me, marker.PARKED)
         sent = retry_of(self.message) if self.is_for_retries else None
         if sent is None:
             return None
-        keep = marker.keep_for(self.task, sent.fields)
+        keep = marker.counts_for(self.task, sent.fields)
         return Successor(marker.hold_id(sent.execution_id), keep)
 
 
@@ -291,5 +292,4 @@ def _marker_by_name(task: Any, request: Any) -> Marker | None:
     declared = declaration(type(task)).of_call(header.options, header.prefix)
     if declared.options.dedup is None or declared.rule.off:
         return None
-    call = client.call_of(task, declared, request.args, request.kwargs)
-    return None if call is None else call.marker
+    return client.call_of(task, declared, request.args, request.kwargs).marker

@@ -61,18 +61,26 @@ def _as_declared(parameter: inspect.Parameter) -> inspect.Parameter:
     return parameter
 
 
-def bind(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, object] | None:
+class Misfit(TypeError):
+    """A call does not fit the signature of its task.
+
+    Attributes:
+        is_sure: whether it does not fit the body either, whose own TypeError comes before a line of
+            it runs. A decorator that shows another signature than its own may accept the call: the
+            body could run, and no lock name is known for it.
+    """
+
+    is_sure = False
+
+
+def bind(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, object]:
     """The arguments of a call by parameter name, with defaults applied and without `self`.
 
     Positional, keyword and defaulted calls give the same dict. A pydantic model among them is the
     dict that a worker would receive, unless the task's serializer is pickle.
 
-    None means that the call does not fit the body, which raises its own TypeError when it is
-    called, before a line of it runs.
-
     Raises:
-        TypeError: the call does not fit the signature that a decorator shows for the body, yet the
-            decorator may accept it: the body could run, and no lock name is known for it.
+        Misfit: the call does not fit the task's signature.
     """
     serializer = getattr(task, "serializer", None)
     args, kwargs = dumped(task, args, kwargs, serializer)
@@ -80,12 +88,14 @@ def bind(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str,
     try:
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:
-        if _is_told_exactly(task.run):
-            return None
-        raise TypeError(
-            f"{task.name}{signature}: {error}. Its lock name follows from this signature; "
-            "a decorator that takes other arguments has to set __signature__ to them."
-        ) from None
+        is_sure = _is_told_exactly(task.run)
+        text = f"{task.name}{signature} cannot be called with these arguments: {error}."
+        if not is_sure:
+            text += " Its lock name follows from this signature; a decorator that takes other "
+            text += "arguments has to set __signature__ to them."
+        misfit = Misfit(text)
+        misfit.is_sure = is_sure
+        raise misfit from None
     bound.apply_defaults()
     arguments = bound.arguments
     if serializer != "pickle":

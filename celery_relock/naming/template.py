@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 import string
-import unicodedata
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from datetime import date, datetime, time
@@ -29,12 +28,8 @@ _INDEXED = (list, tuple, deque, str)
 _CONTAINERS = (list, tuple, set, frozenset, deque, Mapping)
 _MISSING = object()
 MAX_NAME_BYTES = 4096
-_UNPRINTABLE = {
-    "Cc": "a control character",
-    "Cs": "half of a surrogate pair",
-    "Zl": "a line separator",
-    "Zp": "a paragraph separator",
-}
+# The control characters, half of a surrogate pair, and Unicode's separators of lines.
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029]")
 
 
 class _Refused(Exception):
@@ -125,14 +120,12 @@ def check_name(name: str, where: str) -> str:
     """
     if not name or name.isspace():
         raise LockConfigError(f"{where}: the lock name {name!r} is empty.", name=name)
-    if not name.isprintable():
-        for character in name:
-            if problem := _UNPRINTABLE.get(unicodedata.category(character)):
-                raise LockConfigError(
-                    f"{where}: the lock name {name!r:.200} holds {problem}, {character!a}. "
-                    "Build it from ids or other plain text.",
-                    name=name,
-                )
+    if not name.isprintable() and (found := _UNPRINTABLE.search(name)):
+        raise LockConfigError(
+            f"{where}: the lock name {name!r:.200} holds a control character or a line break, "
+            f"{found[0]!a}. Build it from ids or other plain text.",
+            name=name,
+        )
     size = len(name.encode("utf-8"))
     if size > MAX_NAME_BYTES:
         raise LockConfigError(

@@ -22,14 +22,13 @@ from ..engine.crash import journal, kept_for
 from ..engine.events import label_of, logger
 from ..engine.protocol import LINE, Claim, Conflict, PlaceRequest
 from ..errors import LockConfigError, LockUnavailable, RelockError
-from ..worker.conflict import end_unexecuted
+from ..naming.names import Misfit
 from ..worker.delivery import Delivery
-from ..worker.message import SAYS, attempt_before, moment, retried_by, seconds_to_expiry
+from ..worker.ending import end_unexecuted
+from ..worker.message import QUEUED, SAYS, attempt_before, keep_for, moment, retried_by
 
 #: The field of our header with a call's line and its ticket.
 ORDER = "order"
-# For how long after it is due a call has a place, in seconds, whatever becomes of its message.
-QUEUED = 86_400.0
 
 
 class Sender:
@@ -121,10 +120,11 @@ class Sender:
 
 
 def name_of(declared: Declaration, task: Any, args: Any, kwargs: Any) -> str | None:
-    """The one lock name of a call; None if it does not fit the body. Raises LockConfigError."""
-    names = declared.names_of_call(task, args, kwargs)
-    if names is None:
-        return None
+    """The one lock name of a call; None if it does not fit the task. Raises LockConfigError."""
+    try:
+        names = declared.names_of_call(task, args, kwargs)
+    except Misfit:
+        return None  # a step that is not sent would leave its chain hanging: it fails as it runs
     if len(names) != 1:
         raise LockConfigError(
             f"task {declared.options.task}: lock_order='sent' is for calls with one lock name, and "
@@ -140,9 +140,8 @@ def _request(
     countdown, eta = options.get("countdown"), moment(options.get("eta"))
     delay = float(countdown) if isinstance(countdown, int | float) else 0.0
     due = max(delay, 0.0 if eta is None else eta - time.time())
-    end = seconds_to_expiry(task, options)
-    # A worker that gets it later only throws it away.
-    life = QUEUED if end is None else min(QUEUED, max(end - due, 0.0) + 1.0)
+    # A worker that gets it after its expiry only throws it away.
+    life = max(1.0, keep_for(QUEUED, due, options.get("expires", task.expires)) - due)
     return PlaceRequest(
         LINE + name,
         execution_id,

@@ -24,11 +24,12 @@ from ..engine.lease import Lease
 from ..engine.protocol import COMES_AGAIN, LINE, Claim, Successor
 from ..errors import RelockError
 from ..worker.beside import HeldBeside
-from ..worker.conflict import Attempt, end_unexecuted, obtain, release
+from ..worker.conflict import Attempt, obtain, release
 from ..worker.delivery import retry_of
+from ..worker.ending import end_unexecuted, is_acknowledged, is_requeued, remember_for
 from ..worker.events import work_for
 from ..worker.message import Header, header_of, keep_for, note
-from ..worker.states import Aside, SentAgain, Waits, is_acknowledged, is_requeued, remember_for
+from ..worker.states import Aside, SentAgain, Waits
 from . import client
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any
 from celery.exceptions import SoftTimeLimitExceeded
 
 from .delivery import afterwards, delivery_of
-from .states import has_retried, is_autoretried
+from .ending import has_retried, is_autoretried
 
 
 class HeldBeside(ABC):

@@ -8,6 +8,7 @@ this.
 from __future__ import annotations
 
 import threading
+from functools import wraps
 from typing import Any
 
 from celery import bootsteps
@@ -16,24 +17,36 @@ from celery.concurrency.thread import TaskPool as ThreadPool
 from celery.signals import import_modules, worker_shutdown
 from celery.worker.state import active_requests, reserved_requests
 
-from ..declaration import engine_of, has_locks, locked_tasks, refuse_late_settings
+from ..declaration import (
+    Declaration,
+    engine_of,
+    has_locks,
+    is_locked,
+    locked_tasks,
+    refuse_late_settings,
+)
 from ..engine import platform
 from ..engine.crash import Reaper, journal
 from ..engine.events import logger
 from ..engine.interrupt import INSTEAD
 from ..errors import LockConfigError
+from ..naming.names import NameRule
+from ..options import LockOptions
 from ..settings import enabled, in_memory
-from . import company, conflict, control, execution, parking, revocation, unlocked  # noqa: F401  # receivers
+from ..workflow import steps
+from . import company, conflict, control, execution, parking
 from . import events as worker_events
 from .message import HEADER, parse
 from .report import report
 from .resuming import Resumer
 from .spawned import hand_on
 
+_PREPARED = "_relock_unlocked"
+
 
 def begin(app: Any) -> None:
     """What a process of a worker begins with that executes tasks."""
-    unlocked.prepare(app)
+    prepare(app)
     journal.on = True
 
 
@@ -50,6 +63,38 @@ def begin_spawned(app: Any) -> None:
         app.on_after_finalize.connect(finalized, weak=False)
 
     import_modules.connect(is_made, sender=app, weak=False)
+
+
+def prepare(app: Any) -> None:
+    """Prepare the tasks of a worker that are no `LockedTask`.
+
+    Celery executes a task's `run`, and only from inside of it a body can be refused. So each such
+    task gets a `run` of its own, as for Celery's autoretry: its message can be a step of a
+    workflow, or have been sent for a lock (`unlocked`). Call this when the app is finalized and
+    before the pool starts; a second call does nothing.
+    """
+    if not has_locks(app):
+        return  # nothing of ours is in use here
+    for task in app.tasks.values():
+        if not is_locked(type(task)) and _PREPARED not in vars(task):
+            _prepare(task)
+
+
+def _prepare(task: Any) -> None:
+    body, replace = task.run, task.on_replace
+    declared = Declaration(LockOptions(key=False), NameRule(task.name, (), off=True), task.app)
+
+    @wraps(body)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return execution.run(task, declared, run, body, args, kwargs)
+
+    @wraps(replace)
+    def replaced(sig: Any) -> Any:
+        steps.on_replace(task.request, sig)
+        return replace(sig)
+
+    task.run, task.on_replace = run, replaced
+    setattr(task, _PREPARED, True)
 
 
 class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no types

@@ -6,7 +6,6 @@ From top to bottom:
     _decide      what the answer and the task's policy make of it: one function for each
     consumes_here   who must never wait
     _claim_anew  a late copy of an execution that has ended: whether it runs all the same
-    call_off     an execution that ends, or does not come: what is kept for it, and its copies
     pause_for    how long to wait, and until the next try
     release      at the end
 """
@@ -17,7 +16,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
@@ -26,7 +25,6 @@ from celery.exceptions import SoftTimeLimitExceeded
 from celery.states import FAILURE, READY_STATES, RETRY, STARTED
 
 from ..engine import ids, reentrancy
-from ..engine.crash import FORGET, kept_for
 from ..engine.engine import Engine
 from ..engine.events import (
     describe_conflict,
@@ -38,7 +36,6 @@ from ..engine.events import (
 from ..engine.lease import Lease, State
 from ..engine.protocol import (
     COOLDOWN,
-    KEPT,
     LINE,
     Conflict,
     Deadlocked,
@@ -54,21 +51,12 @@ from ..engine.protocol import (
 from ..errors import LockConfigError, LockConflict, LockDeadlock, LockUnavailable, RelockError
 from ..naming.callables import called
 from ..options import POLICIES, WAITS, LockOptions
-from .delivery import afterwards, delivery_of
+from .delivery import delivery_of
+from .ending import call_off, is_acknowledged, is_over, withdraw_later
 from .events import show
 from .message import header_of, moment, note, running_request
 from .parking import park_request, send_again
-from .states import (
-    Dropped,
-    Late,
-    SentAgain,
-    Waits,
-    is_acknowledged,
-    is_autoretried,
-    show_blocked,
-    stored,
-    stores_no_result,
-)
+from .states import Dropped, Late, SentAgain, Waits, show_blocked, stored, stores_no_result
 
 # Seconds until a message is sent again for the first time, and the longest pause it grows to.
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0
@@ -181,26 +169,6 @@ def _end_waiting(attempt: Attempt, error: Exception | None) -> None:
     if attempt.message is not None and attempt.lease.state is not State.HELD:
         remember = None if is_over(attempt, error) else 0.0
         withdraw_later(attempt.engine, attempt.lease.claim.execution_id, remember)
-
-
-def is_over(attempt: Attempt, error: Exception | None) -> bool:
-    """Whether the message of an execution that ends with an error is acknowledged for good. If
-    Celery is about to send a retry of the error, it ends after that: a process that is killed
-    before leaves a message that is to run again."""
-    task, message = attempt.task, attempt.message
-    if task.acks_late and message is not None and is_autoretried(task, error):
-        afterwards(lambda: call_off(attempt) if is_acknowledged(task, error) else None)
-        return False
-    return is_acknowledged(task, error)
-
-
-def withdraw_later(engine: Engine, execution_id: str, remember: float | None = None) -> None:
-    """Take a message out of its queues for good; not here, as Redis can be silent. `remember` as
-    for `Parking.withdraw`."""
-    kept = kept_for(engine.backend, execution_id)
-    if remember == 0.0:
-        kept = kept._replace(keep=FORGET)
-    engine.later.add(partial(engine.parking.withdraw, execution_id, remember), kept)
 
 
 def _refuse(attempt: Attempt, answer: Conflict | Duplicate, error: Exception) -> NoReturn:
@@ -501,43 +469,6 @@ def _claim_anew(attempt: Attempt) -> None:
 def again_of(execution_id: str) -> str:
     """The id by which late copies of an execution run that has ended."""
     return ids.short(f"{execution_id}+again")
-
-
-def call_off(attempt: Attempt) -> None:
-    """The execution ends here: a message of it that is still on its way is a late copy."""
-    engine, claim = attempt.engine, attempt.lease.claim
-    if attempt.message is None or not header_of(attempt.message).own:
-        return  # an id made from the task id is not remembered
-    try:
-        end_unexecuted(engine, claim.names, claim.execution_id)
-    except RelockError as failure:
-        logger.warning("%s may run though it has failed: %s", claim.label, failure)
-
-
-def end_unexecuted(
-    engine: Engine, names: Sequence[str], execution_id: str, remember: float | None = None
-) -> None:
-    """Release what is kept for an execution that will not come, or as soon as Redis can be asked.
-
-    Args:
-        remember: for how many seconds copies of it are told that it has ended; by default the
-            engine's. With 0 it may come all the same.
-
-    Raises:
-        LockConfigError: from the backend.
-    """
-    kept = kept_for(engine.backend, execution_id, *names)
-    engine.later.make(partial(_end_unexecuted, engine, names, execution_id, remember), kept)
-
-
-def _end_unexecuted(
-    engine: Engine, names: Sequence[str], execution_id: str, remember: float | None
-) -> None:
-    home, remember = engine.parking.sender.home, engine.remember if remember is None else remember
-    # As an execution that has ended: the hold may not have been left to it yet.
-    ended = "execution" if remember else ""
-    back = engine.backend.release(names, execution_id, KEPT, ended, remember, home)
-    engine.parking.publish(back.messages)
 
 
 def deadlock(attempt: Attempt, answer: Deadlocked) -> LockDeadlock:

@@ -1,4 +1,4 @@
-"""One execution of a locked task, from the call of its `run` to the release: the order of things.
+"""One execution of a task, from the call of its `run` to the release: the order of things.
 
     run         the workflow that it is a step of
     Execution   which message the call is for, and what it says instead of its task
@@ -28,7 +28,7 @@ from typing import Any
 from celery.signals import task_failure, task_postrun, task_retry
 from celery.states import SUCCESS
 
-from ..declaration import Declaration, declaration, engine_of, unbegun
+from ..declaration import Declaration, engine_of, unbegun
 from ..dedup import worker as dedup
 from ..engine import ids, reentrancy
 from ..engine.engine import Engine
@@ -38,13 +38,14 @@ from ..engine.interrupt import Interruption
 from ..engine.lease import Lease, State
 from ..engine.protocol import COOLDOWN, Claim, Successor
 from ..errors import RelockError
-from ..naming.names import bind
+from ..naming.names import Misfit, bind
 from ..order import worker as order
 from ..workflow import steps
 from . import company, retry, revocation, unlocked
 from . import events as worker_events
-from .conflict import Attempt, is_over, obtain, release
+from .conflict import Attempt, obtain, release
 from .delivery import DELIVERY, finish, to_finish
+from .ending import is_acknowledged, is_over, puts_back, remember_for
 from .message import (
     ENTER,
     Header,
@@ -59,19 +60,7 @@ from .message import (
     running_request,
 )
 from .parking import carried
-from .states import (
-    LATER,
-    Aside,
-    Dropped,
-    Late,
-    SentAgain,
-    end_dropped,
-    fail_groups,
-    is_acknowledged,
-    puts_back,
-    remember_for,
-    show_started,
-)
+from .states import LATER, Aside, Dropped, Late, SentAgain, end_dropped, fail_groups, show_started
 
 # What a body can return of which no line has run yet.
 _UNBEGUN = CoroutineType, AsyncGeneratorType
@@ -88,6 +77,7 @@ def current(task: Any) -> Hold | None:
 
 def run(
     task: Any,
+    declared: Declaration,
     by: Callable[..., Any],
     body: Callable[..., Any],
     args: tuple[Any, ...],
@@ -96,31 +86,41 @@ def run(
     """Call a task's body under its locks.
 
     Args:
-        by: the locked `run` that was called. A body that calls the one of its base class
+        declared: by the task; of one that is no `LockedTask`, that it has no lock.
+        by: the `run` that was called. A body that calls the one of its base class
             (`super().run()`) comes by another one.
         body: the task's own code.
     """
-    outer = inside.get()
-    if outer and outer[-1].covers(task, by, args, kwargs):
-        return body(*args, **kwargs)
-    execution = Execution(task, by, body, args, kwargs)
+    request, execution = getattr(task.request_stack, "top", None), None  # no app: no stack
+    if (delivery := getattr(request, DELIVERY, None)) and delivery.aside:
+        company.keep_aside(task)
     try:
-        header, declared = execution.begin(), execution.declared
+        outer = inside.get()
+        if outer and outer[-1].covers(task, by, args, kwargs):
+            return body(*args, **kwargs)
+        execution = Execution(task, declared, by, body, args, kwargs)
+        header = execution.begin()
         if header is not None and (header.workflow_locks or declared.begins_workflows):
             result = steps.around(task, execution.message, execution.run_named)
         else:
             result = execution.run_named()
+    # No call of ours here: a signal's exception there would make a failure of what waits.
+    except (Aside, SentAgain) as aside:
+        if delivery := getattr(request, DELIVERY, None):
+            delivery.aside = aside
+        raise aside.with_traceback(None) from None
     except Exception as error:
-        if task.acks_late or not execution.asked:
+        if execution is not None and (task.acks_late or not execution.asked):
             execution.note_end(error)
-        raise
+        error.__traceback__ = company.shown(error)
+        raise error
     if task.acks_late or not execution.asked:
         execution.note_end(None)
     return result
 
 
 class Execution:
-    """One call of a locked task's body.
+    """One call of a task's body.
 
     Attributes:
         request: Celery's, None for a direct call; `message` is the same if a message is behind it,
@@ -135,12 +135,13 @@ class Execution:
     def __init__(
         self,
         task: Any,
+        declared: Declaration,
         by: Callable[..., Any],
         body: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
-        self.declared = declaration(type(task))
+        self.declared = declared
         self.task = task
         self.by = by
         self.body = body
@@ -186,8 +187,11 @@ class Execution:
         do not fit the task, but that body alone, name no locks."""
         if task is not self.task or by is self.by:
             return False
-        arguments = None if self.declared.rule.off else bind(task, args, kwargs)
-        return arguments is None or {*self.declared.names(arguments)} <= {*self.names}
+        try:
+            names = self.declared.names(bind(task, args, kwargs))
+        except Misfit:
+            return True
+        return {*names} <= {*self.names}
 
     def run_named(self) -> Any:
         """Find the locks that the call needs, and run it unless it is a duplicate."""
@@ -198,9 +202,13 @@ class Execution:
                 return self.run_body(None)
             with unlocked.alone(self.task, self.message):
                 return self.run_body(None)
-        arguments = bind(self.task, self.args, self.kwargs)
-        if arguments is None:
-            # The call does not fit the body, whose own TypeError says so best.
+        try:
+            arguments = bind(self.task, self.args, self.kwargs)
+        except Misfit as misfit:
+            if not misfit.is_sure:
+                raise
+            arguments = None
+        if arguments is None:  # the body's own TypeError says it best
             return self.body(*self.args, **self.kwargs)
         self.declared = declared = _declared(self.declared, self.request, header)
         self.names = names = declared.names(arguments)
@@ -321,9 +329,9 @@ class Execution:
                         release(engine, lease, ended=ended)
 
     def note_end(self, error: Exception | None) -> None:
-        """It is over, as far as `run` knows, unless its message comes again or is that of another
-        execution. If its locks were not asked for, what waits for it is cleared away."""
-        if self.message is None or isinstance(error, Aside | SentAgain):
+        """It is over, as far as `run` knows. If its locks were not asked for, what waits for it is
+        cleared away."""
+        if self.message is None:
             return
         if self.task.acks_late:
             getattr(self.message, DELIVERY).over = is_acknowledged(self.task, error)
@@ -429,14 +437,13 @@ def _over(
             revocation.comes_again(task.app, request, task)
         return
     # `run` was not reached (an error in `before_start`), so nothing took over what was left to it.
-    is_locked_task, header = hasattr(task, "_relock_declares"), header_of(request)
-    is_ours = is_locked_task or header.workflow_locks or header.is_awaited
     # Not by `is_requeued`: autoretry lies around `run`. Of a process that exits the main process
     # hears, with Celery >= 5.7.
     is_told = is_exit and hasattr(task, "acks_on_timeout")
-    if is_ours and not is_told and not (error is not None and puts_back(task, error)):
+    is_put_back = error is not None and puts_back(task, error)
+    if revocation.is_ours(task, request) and not (is_told or is_put_back):
         revocation.clear_away(task.app, request, task, remember=remember_for(task, error))
-    if is_locked_task:
+    if hasattr(task, "_relock_declares"):
         company.on_unreached(task, request, state)
 
 

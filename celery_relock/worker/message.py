@@ -35,19 +35,22 @@ from .delivery import DELIVERY, Delivery, delivery_of, finish, to_finish
 #: The name of our header in a message.
 HEADER = "relock"
 VERSION = 2
-#: Options by which a call passes on to `write_header` the prefix of its lock names, and what its
-#: header is to say in the place of ours.
-PREFIX, SAYS = "relock_prefix", "relock_header"
+#: Options by which a call passes on to `write_header` its `lock_*` options (Celery's router leaves
+#: out one that is None), the prefix of its lock names, and what its header is to say in the place
+#: of ours.
+OPTIONS, PREFIX, SAYS = "relock_options", "relock_prefix", "relock_header"
 #: The task that acquires a workflow lock (see `workflow.enter`).
 ENTER = "celery_relock.enter"
 # Celery's tasks that call another task directly, for each of their items.
 _MAPS = ("celery.map", "celery.starmap")
-#: Stands for None among the options of a call on their way through Celery, whose router leaves out
-#: what is None.
-NOTHING = object()
-# Where a message, or the options of a signature, have further signatures; and where a canvas has.
+# Where a message, or the options of a signature, have further signatures.
 _SIGNATURES = ("chain", "chord", "callbacks", "errbacks", "link", "link_error")
-_CANVASES = {"chain": ("tasks",), "group": ("tasks",), "chord": ("header", "body")}
+#: Where the arguments of a canvas have its parts, by its kind.
+CANVASES: Mapping[str | None, tuple[str, ...]] = {
+    "chain": ("tasks",),
+    "group": ("tasks",),
+    "chord": ("header", "body"),
+}
 # How many ancestors are passed on, the nearest first. Without a bound the message of a task that
 # sends itself would become longer each time.
 _MOST_ANCESTORS = 32
@@ -115,7 +118,8 @@ def body_runs(task_id: str) -> bool:
     What Celery sends for the task before and after its body, such as the next step of a chain, is
     not sent by the body.
     """
-    return any(each.request is not None and each.request.id == task_id for each in inside.get())
+    locked = [each for each in inside.get() if hasattr(each.task, "_relock_declares")]
+    return any(each.request is not None and each.request.id == task_id for each in locked)
 
 
 def is_retry(fields: Mapping[str, Any], request: Any) -> bool:
@@ -198,6 +202,11 @@ class Header(NamedTuple):
     def is_awaited(self) -> bool:
         """Whether something in Redis that belongs to its task's locks waits for it."""
         return bool(self.parked or self.kept or self.order or self.marker)
+
+    @property
+    def has_left(self) -> bool:
+        """Whether something in Redis waits for it, also of a workflow's locks."""
+        return self.is_awaited or bool(self.workflow_locks)
 
     def content(self) -> dict[str, Any]:
         """What is written into a message: all that is not as it would be without."""
@@ -309,8 +318,8 @@ def write_header(
     Args:
         headers: of the message.
         fields: where its id is; protocol 1 has that in the body.
-        properties: of the message. The `lock_*` options of this call are among them, `PREFIX` and
-            `SAYS`; they are taken out.
+        properties: of the message. `OPTIONS`, `PREFIX` and `SAYS` are among them, and the `lock_*`
+            options of a call by name; they are taken out.
         queues: those that the message goes to, if its sender knows them.
     """
     # Celery copies custom headers from the message before: that header is replaced, never kept.
@@ -353,6 +362,7 @@ def _of_call(
     prefix, options = properties.pop(PREFIX, None), call_options(properties)
     for name in options:
         del properties[f"lock_{name}"]
+    options |= properties.pop(OPTIONS, {})
     if options:
         _tell_of_unused(fields.get("task"), options, queues)
     if before is not None:
@@ -385,8 +395,6 @@ def call_options(options: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in said.items():
         if isinstance(value, timedelta):
             said[name] = value.total_seconds()
-        elif value is NOTHING:
-            said[name] = None
     return said
 
 
@@ -406,20 +414,17 @@ def write_seconds(body: Any) -> None:
 
 
 def _write_seconds_of(found: Any) -> None:
-    if isinstance(found, list | tuple):
-        for each in found:
-            _write_seconds_of(each)
-    if not isinstance(found, dict):
-        return
-    options = found.get("options") or {}
-    for name, value in options.items():
-        if name.startswith("lock_") and isinstance(value, timedelta):
-            options[name] = value.total_seconds()
-    for name in _SIGNATURES:
-        _write_seconds_of(options.get(name))
-    if found.get("subtask_type") in _CANVASES:
-        for name in _CANVASES[found["subtask_type"]]:
-            _write_seconds_of(found["kwargs"].get(name))
+    for each in found if isinstance(found, list | tuple) else [found]:
+        if not isinstance(each, dict):
+            continue
+        options = each.get("options") or {}
+        for name, value in options.items():
+            if name.startswith("lock_") and isinstance(value, timedelta):
+                options[name] = value.total_seconds()
+        for name in _SIGNATURES:
+            _write_seconds_of(options.get(name))
+        for name in CANVASES.get(each.get("subtask_type"), ()):
+            _write_seconds_of(each["kwargs"].get(name))
 
 
 # -- The prefix of lock names --------------------------------------------------------------------
@@ -550,6 +555,10 @@ def _asked(option: Any, request: Any, where: str) -> str:
 
 # -- Times ---------------------------------------------------------------------------------------
 
+#: How long a message may be in a broker's queue after it is due, in seconds, before its call no
+#: longer counts: this is what a lost message costs.
+QUEUED = 86_400.0
+
 
 def moment(when: Any) -> float | None:
     """An ETA or expiry, in any form that a message or a call has it. Celery takes one without a
@@ -562,12 +571,6 @@ def moment(when: Any) -> float | None:
     if not isinstance(found, datetime):
         return None
     return float(maybe_make_aware(found).timestamp())
-
-
-def seconds_to_expiry(task: Any, options: Mapping[str, Any]) -> float | None:
-    """From now to when a call with these options expires; None if it never does. One that says
-    `expires=None` does not expire, whatever its task says, as in Celery."""
-    return seconds_to(options.get("expires", task.expires))
 
 
 def keep_for(gap: float, eta: Any, expires: Any) -> float:

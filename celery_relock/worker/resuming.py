@@ -218,11 +218,17 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
     The worker's consumer, its queues, their order and `inspect active_queues` stay as they are.
     There are resume queues on Redis and RabbitMQ. On other brokers a resumed message goes to the
     queue that it came from.
+
+    A resumed message for which there is no slot is requeued, and nothing more is consumed until
+    there is one. A worker with a backlog shows no free slot: where a task ends, the next one that
+    Celery has received begins at once. So one message is taken, behind those, once a task has
+    ended.
     """
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
     def __init__(self, c: Any, **_: Any) -> None:
+        self._c = c
         self._consumer: Any = None
         self._window = 0
         self._timer: Any = None
@@ -232,8 +238,11 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
         self._known_at = 0.0
         self._refused: dict[str, float] = {}  # until when, by the name of the queue beside it
         self._declaring: dict[str, threading.Thread] = {}
-        self._take: Callable[[Any], Any] | None = None
-        self._door: _Door | None = None
+        self._take: Any = None  # receives a message as any other
+        # Whether nothing is consumed until there is a slot; and how many tasks had ended then.
+        self._closed = False
+        self._ended = 0
+        self._slot_timer: Any = None
 
     def include_if(self, c: Any) -> bool:
         return resumer_of(c) is not None
@@ -241,15 +250,15 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
     def start(self, c: Any) -> None:
         if c.connection.transport.driver_type not in ("redis", "amqp"):
             return
-        self._take = _handler(c)
-        if c.hub:  # without one, looks would be late, and such a pool has hundreds of slots
-            self._door = _Door(c, self._take, self._close, self._reopen)
-        self._open(c)
+        self._take, self._closed = _handler(c), False
+        if c.hub:
+            c.hub.on_tick.add(self._tick)
+        self._open()
         self._known.clear()
         self._declaring.clear()
         # Not here: RabbitMQ would deliver before the pool is ready.
-        c.call_soon(self._sync, c)
-        self._timer = c.timer.call_repeatedly(FOLLOW_EVERY, c.call_soon, (self._sync, c))
+        c.call_soon(self._sync)
+        self._timer = c.timer.call_repeatedly(FOLLOW_EVERY, c.call_soon, (self._sync,))
 
     def stop(self, c: Any) -> None:
         # The channel stays open: what it has delivered is still to be acknowledged by it.
@@ -260,10 +269,11 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
         if consumer is not None:
             self._closing = consumer.channel
             ignore_errors(c, consumer.cancel)
-        door, self._door = self._door, None
-        if door is not None:
-            ignore_errors(c, door.end)
-        self._tell(c, ())
+        self._closed = True  # what still comes is requeued
+        self._forget_slot_timer()
+        if c.hub:
+            c.hub.on_tick.discard(self._tick)
+        self._tell(())
 
     def shutdown(self, c: Any) -> None:
         self.stop(c)
@@ -271,7 +281,8 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
             ignore_errors(c, self._closing.close)
             self._closing = None
 
-    def _open(self, c: Any) -> None:
+    def _open(self) -> None:
+        c = self._c
         made = c.connection.channel()
         self._window = _window(c)
         made.basic_qos(0, self._window, False)
@@ -281,34 +292,70 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
             auto_declare=False,
             accept=c.app.conf.accept_content,
             on_decode_error=c.on_decode_error,
-            on_message=self._door.receive if self._door else self._take,
+            # Without a hub, looks for a slot would be late, and such a pool has hundreds of them.
+            on_message=self._receive if c.hub else self._take,
         )
 
-    def _close(self) -> None:
-        """Consume nothing until the door is open again."""
+    def _receive(self, message: Any) -> None:
+        """Take a message if there is a slot for it."""
+        if not self._closed and _has_free_slot(self._c):
+            self._take(message)
+            return
+        if not self._closed:  # else it comes while the consuming is being ended
+            self._closed, self._ended = True, _ended()
+            self._end_consuming()
+            # In the prefork pool the end of a task wakes the main loop, too.
+            self._slot_timer = self._c.timer.call_repeatedly(LOOK_FOR_SLOT, lambda: None)
+        if execution := _execution(message):  # else somebody else has put it there
+            resumer_of(self._c).requeued(execution)
+        message.requeue()
+
+    def _tick(self) -> None:
+        """Called whenever the main loop begins anew, before it sleeps."""
+        if not self._closed or not self._c.pool.active:
+            return
+        if not (_has_free_slot(self._c) or _ended() > self._ended):
+            return
+        self._forget_slot_timer()
+        self._closed = False
+        resumer_of(self._c).has_slot()
+        self._reopen()
+        # The pool and the broker's client may have prepared for the sleep before this: what has
+        # been handed to them since would wait until it ends.
+        for prepare in list(self._c.hub.on_tick):
+            if prepare != self._tick:
+                prepare()
+
+    def _forget_slot_timer(self) -> None:
+        if self._slot_timer is not None:
+            self._c.timer.cancel(self._slot_timer)
+            self._slot_timer = None
+
+    def _end_consuming(self) -> None:
         for queue in self._consumer.queues:
             self._consumer.cancel_by_queue(queue.name)
 
-    def _reopen(self, c: Any) -> None:
+    def _reopen(self) -> None:
         """A slot is free: take from the queues before the worker's own has filled it."""
         try:
             for queue in list(self._known.values()):
                 beside = queue(self._consumer.channel)
-                if self._take and (message := beside.get(accept=self._consumer.accept)):
+                if message := beside.get(accept=self._consumer.accept):
                     self._take(message)
                     break
-        except c.connection.channel_errors:  # somebody has deleted the queue
-            self._renew(c)
-        self._sync(c)
+        except self._c.connection.channel_errors:  # somebody has deleted the queue
+            self._renew()
+        self._sync()
 
-    def _renew(self, c: Any) -> None:
+    def _renew(self) -> None:
         """The broker has closed the channel."""
         before = self._consumer
-        self._open(c)
-        ignore_errors(c, before.channel.close)
+        self._open()
+        ignore_errors(self._c, before.channel.close)
 
-    def _sync(self, c: Any) -> None:
+    def _sync(self) -> None:
         """Follow the worker's own consumer. Called in the worker's main loop."""
+        c = self._c
         if self._consumer is None or c.task_consumer is None or c.blueprint.state != bootsteps.RUN:
             return  # between two connections, or the worker could not start
         try:
@@ -316,35 +363,35 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
             queues = [q for q in c.task_consumer.queues if self._refused.get(q.name, 0.0) < now]
             amqp = is_amqp(c.connection)
             wanted = {queue.name: queue for queue in queues if not _is_alone(queue, amqp)}
-            if self._door and self._door.closed:
-                self._keep_known(c)
+            if self._closed:
+                self._keep_known()
             else:
                 if self._window != _window(c):  # `pool_grow`, `pool_shrink`
                     self._window = _window(c)
                     self._consumer.channel.basic_qos(0, self._window, False)
-                    self._close()  # RabbitMQ goes by what was said before it began to consume
-                self._follow(c, wanted)
+                    self._end_consuming()  # RabbitMQ goes by what was said before that began
+                self._follow(wanted)
             # A worker without a slot counts, too: else the message would go behind the backlog.
-            self._tell(c, map(resume_queue, self._known.keys() & wanted.keys()))
+            self._tell(map(resume_queue, self._known.keys() & wanted.keys()))
         except (*c.connection_errors, *c.channel_errors) as error:
             # The worker's own loop meets it too, and connects anew.
             logger.debug("the resume queues are not looked after: %s", error, exc_info=True)
 
-    def _follow(self, c: Any, wanted: Mapping[str, Any]) -> None:
+    def _follow(self, wanted: Mapping[str, Any]) -> None:
         for queue in [each for each in self._consumer.queues if _origin(each) not in wanted]:
             self._consumer.cancel_by_queue(queue.name)
             self._known.pop(_origin(queue), None)
-        amqp = is_amqp(c.connection)
+        amqp = is_amqp(self._c.connection)
         for name, queue in wanted.items():
             beside = _beside(queue, amqp)
             if not amqp:
                 self._known[name] = beside  # Redis makes a queue of what is sent to it
             if name not in self._known:
-                self._declare(c, name, beside)
+                self._declare(name, beside)
             elif not self._consumer.consuming_from(beside.name):
-                self._consume(c, name, beside)
+                self._consume(name, beside)
 
-    def _declare(self, c: Any, name: str, queue: Any) -> None:
+    def _declare(self, name: str, queue: Any) -> None:
         """Declare a queue of RabbitMQ, which `_follow` consumes then.
 
         Not in the worker's main loop: in a cluster that lost the node of a queue, the answer takes
@@ -357,7 +404,7 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
         before = self._declaring.get(name)
         if before is not None and before.is_alive():
             return
-        refusals = c.connection.channel_errors
+        c, refusals = self._c, self._c.connection.channel_errors
 
         def declare() -> None:
             try:
@@ -374,23 +421,23 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
         self._declaring[name] = thread
         thread.start()
 
-    def _keep_known(self, c: Any) -> None:
+    def _keep_known(self) -> None:
         """RabbitMQ must not take the queues for unused."""
         if time.monotonic() - self._known_at > EXPIRES / 1000 / 3:
             self._known_at = time.monotonic()
             for name, queue in list(self._known.items()):
-                self._declare(c, name, queue)
+                self._declare(name, queue)
 
-    def _consume(self, c: Any, name: str, queue: Any) -> None:
+    def _consume(self, name: str, queue: Any) -> None:
         try:
             self._consumer.add_queue(queue)
             self._consumer.consume()
             self._known_at = time.monotonic()
-        except c.connection.channel_errors as error:
+        except self._c.connection.channel_errors as error:
             self._known.pop(name, None)  # declared anew, if somebody has deleted it
             if getattr(error, "code", None) != _NOT_FOUND:
                 self._refuse(name, error)
-            self._renew(c)
+            self._renew()
 
     def _refuse(self, name: str, why: object, *, for_good: bool = False) -> None:
         self._known.pop(name, None)
@@ -399,80 +446,14 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
         text = "no resume queue beside %r: a resumed task goes to the end of that queue (%s)%s"
         logger.warning(text, name, why, "" if for_good else "; it is tried again in a minute")
 
-    def _tell(self, c: Any, queues: Iterable[str]) -> None:
-        of = home(c.app)
-        resumer_of(c).consumes(channel(of, name) for name in queues)
+    def _tell(self, queues: Iterable[str]) -> None:
+        of = home(self._c.app)
+        resumer_of(self._c).consumes(channel(of, name) for name in queues)
 
 
 def resumer_of(c: Any) -> Any:
     """The resumer of a worker, by its consumer; None if the worker has none."""
     return getattr(c.controller, "relock_resumer", None)
-
-
-class _Door:
-    """Lets a resumed message into a worker if there is a slot for it, else closes, and requeues it.
-
-    A worker with a backlog shows no free slot: where a task ends, the next one that Celery has
-    received begins at once. So a closed door also opens for one message, behind those, once a task
-    has ended.
-
-    Args:
-        take: receives a message as any other.
-        close: ends the consuming of the resume queues.
-        reopen: begins it again, for a consumer of the worker.
-
-    Attributes:
-        closed: whether nothing is consumed until there is a slot.
-    """
-
-    def __init__(
-        self,
-        c: Any,
-        take: Callable[[Any], Any],
-        close: Callable[[], None],
-        reopen: Callable[[Any], None],
-    ) -> None:
-        self._worker, self._take, self._close, self._reopen = c, take, close, reopen
-        self.closed = False
-        self._ended = 0
-        self._timer: Any = None
-        c.hub.on_tick.add(self._tick)
-
-    def receive(self, message: Any) -> None:
-        if not self.closed and _has_free_slot(self._worker):
-            self._take(message)
-            return
-        if not self.closed:  # else it comes while the consuming is being ended
-            self.closed, self._ended = True, _ended()
-            self._close()
-            # In the prefork pool the end of a task wakes the main loop, too.
-            self._timer = self._worker.timer.call_repeatedly(LOOK_FOR_SLOT, lambda: None)
-        if execution := _execution(message):  # else somebody else has put it there
-            resumer_of(self._worker).requeued(execution)
-        message.requeue()
-
-    def _tick(self) -> None:
-        """Called whenever the main loop begins anew, before it sleeps."""
-        if not self.closed or not self._worker.pool.active:
-            return
-        if not (_has_free_slot(self._worker) or _ended() > self._ended):
-            return
-        self._worker.timer.cancel(self._timer)
-        self.closed = False
-        resumer_of(self._worker).has_slot()
-        self._reopen(self._worker)
-        # The pool and the broker's client may have prepared for the sleep before this: what has
-        # been handed to them since would wait until it ends.
-        for prepare in list(self._worker.hub.on_tick):
-            if prepare != self._tick:
-                prepare()
-
-    def end(self) -> None:
-        """The consumer is cancelled: what still comes is requeued."""
-        self._worker.hub.on_tick.discard(self._tick)
-        if self.closed:
-            self._worker.timer.cancel(self._timer)
-        self.closed = True
 
 
 def _window(c: Any) -> int:

@@ -20,17 +20,12 @@ from ..engine.engine import Engine
 from ..engine.lease import Lease
 from ..engine.protocol import Held, Successor
 from ..errors import RelockError
-from .conflict import Attempt, end_unexecuted, obtain, release
+from ..naming.names import Misfit
+from .conflict import Attempt, obtain, release
 from .delivery import Delivery, Retried, afterwards, delivery_of
+from .ending import end_unexecuted, has_retried, is_acknowledged, is_autoretried, remember_for
 from .message import header_of, keep_for, prefix_here, running_request
-from .states import (
-    Aside,
-    SentAgain,
-    has_retried,
-    is_acknowledged,
-    is_autoretried,
-    remember_for,
-)
+from .states import Aside, SentAgain
 
 
 @dataclass(slots=True, eq=False)
@@ -164,8 +159,8 @@ def _names_of(task: Any, fields: Any, body: Any) -> tuple[str, ...]:
         args, kwargs = fields.get("args"), fields.get("kwargs")
     try:
         declared = declaration(type(task)).of_call({}, prefix_here())
-        return declared.names_of_call(task, args, kwargs) or ()
-    except (RelockError, TypeError):
+        return declared.names_of_call(task, args, kwargs)
+    except (RelockError, Misfit):
         return ()  # it says so itself when it runs
 
 

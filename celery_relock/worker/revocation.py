@@ -20,13 +20,19 @@ from ..dedup import worker as dedup
 from ..engine.engine import Engine
 from ..engine.events import logger
 from ..errors import LockConfigError, RelockError
+from ..naming.names import Misfit
 from ..order import worker as order
 from ..workflow import steps
 from . import events as worker_events
 from . import retry
-from .conflict import again_of, consumes_here, end_unexecuted, withdraw_later
+from .conflict import again_of, consumes_here
+from .ending import end_unexecuted, puts_back, remember_for, withdraw_later
 from .message import ENTER, HEADER, has_begun, header_of
-from .states import puts_back, remember_for
+
+
+def is_ours(task: Any, request: Any) -> bool:
+    """Whether Redis may have something for a message of this task."""
+    return hasattr(task, "_relock_declares") or header_of(request).has_left
 
 
 def _withdraw(engine: Engine, request: Any, remember: float | None, **_: Any) -> None:
@@ -77,10 +83,9 @@ def comes_again(app: Any, request: Any, task: Any) -> None:
 
 
 def _revoked(sender: Any = None, request: Any = None, terminated: Any = None, **_: Any) -> None:
-    header = header_of(request)
-    if not (hasattr(sender, "_relock_declares") or header.workflow_locks or header.is_awaited):
+    if not is_ours(sender, request):
         return
-    was_running = bool(terminated)
+    header, was_running = header_of(request), bool(terminated)
     if header.attempts and not was_running:
         worker_events.show(sender, request.id, REVOKED)
     with suppress(LockConfigError):  # told when the worker began
@@ -120,7 +125,7 @@ def clear_away(
             engine = engine_of(app)
             of = engine, request, remember
             engine.later.make(partial(clear, *of, task=task, began=began))
-        except RelockError as error:
+        except (RelockError, Misfit) as error:
             logger.warning("Cannot release " + what + ": %s", request.id, error)
 
 
@@ -149,10 +154,9 @@ def _lost(sender: Any = None, exception: Any = None, kwargs: Any = None, **_: An
 def _retried_lost(sender: Any = None, request: Any = None, reason: Any = None, **_: Any) -> None:
     """A task's process is gone, and Celery has sent a retry in the place of its message
     (`retry_on_worker_lost`)."""
-    if isinstance(getattr(reason, "exc", None), WorkerLostError) and not has_begun(request):
-        header = header_of(request)
-        if hasattr(sender, "_relock_declares") or header.workflow_locks or header.is_awaited:
-            _clear_soon(sender, request, began=True)
+    is_lost = isinstance(getattr(reason, "exc", None), WorkerLostError)
+    if is_lost and not has_begun(request) and is_ours(sender, request):
+        _clear_soon(sender, request, began=True)
 
 
 task_revoked.connect(_revoked, weak=False, dispatch_uid="celery_relock")

@@ -4,7 +4,6 @@ dropped one."""
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 import sys
@@ -15,7 +14,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from celery.app.task import Context
-from celery.exceptions import Ignore, Reject, Retry, TimeLimitExceeded, WorkerLostError
+from celery.exceptions import Ignore, Retry
 from celery.states import READY_STATES, REVOKED, STARTED
 
 from ..engine import events
@@ -23,7 +22,7 @@ from ..engine.events import logger
 from ..engine.protocol import LINE, Conflict
 from ..errors import LockConflict, RelockError
 from . import events as worker_events
-from .delivery import DELIVERY, retry_of
+from .delivery import DELIVERY
 from .events import BLOCKED
 from .message import header_of
 
@@ -83,84 +82,6 @@ def is_dropped(result: object) -> bool:
             print(result["reason"])
     """
     return isinstance(result, Mapping) and result.get(_KIND) == "dropped"
-
-
-def is_acknowledged(task: Any, error: BaseException | None) -> bool:
-    """Whether the message of an execution that ends with this error is acknowledged for good.
-
-    The broker may bring back one that is rejected, by a dead-letter queue or a redrive, and then it
-    is to run again. The answer is that of `celery.worker.request.Request.on_failure`.
-    """
-    if not task.acks_late or error is None or isinstance(error, Ignore | Retry):
-        return True
-    if _acknowledges(task, error) and not puts_back(task, error):
-        return True
-    return retry_of(task.request) is not None and is_autoretried(task, error)
-
-
-def remember_for(task: Any, error: BaseException | None) -> float | None:
-    """For how many seconds to remember an execution that ends with this error, as `end_unexecuted`
-    takes it: not at all if its message is rejected, as it may be brought back."""
-    return None if is_acknowledged(task, error) else 0.0
-
-
-def _acknowledges(task: Any, error: BaseException) -> bool:
-    which = "acks_on_timeout" if isinstance(error, TimeLimitExceeded) else "acks_on_failure"
-    flag = getattr(task, which, task.acks_on_failure_or_timeout)  # Celery >= 5.7 has both
-    return bool(flag) and not isinstance(error, Reject)
-
-
-def is_requeued(task: Any, error: BaseException | None) -> bool:
-    """Whether Celery puts the message of an execution back that ends with this error. It cannot if
-    that is acknowledged already."""
-    return error is not None and puts_back(task, error) and not is_autoretried(task, error)
-
-
-def puts_back(task: Any, error: BaseException) -> bool:
-    """Whether Celery puts a message back for an error that has reached it. One of a process that
-    was lost, or has passed its time limit, reaches it by no autoretry."""
-    if not task.acks_late:
-        return False
-    if isinstance(error, WorkerLostError):
-        return task.reject_on_worker_lost and not getattr(task, "retry_on_worker_lost", False)
-    if isinstance(error, TimeLimitExceeded):  # Celery < 5.7 rejects it for good
-        return hasattr(task, "acks_on_timeout") and not _acknowledges(task, error)
-    return isinstance(error, Reject) and error.requeue
-
-
-def has_retried(message: Any, error: BaseException | None) -> bool:
-    """Whether a body ends because it has sent its retry.
-
-    That is let go only after `task_retry`: before, it could succeed first, and Celery would write
-    its RETRY over that, so that `get()` never returns.
-    """
-    return isinstance(error, Retry) and retry_of(message) is not None
-
-
-def is_autoretried(task: Any, error: BaseException | None) -> bool:
-    """Whether Celery's autoretry makes a retry of an error that the running body ends with.
-
-    It lies around the `run` of a task: it sends the retry when the error has left our code.
-    """
-    never = (Ignore, Retry, *_of_autoretry(task, "dont_autoretry_for", ()))
-    fits = isinstance(error, tuple(_of_autoretry(task, "autoretry_for", ())))
-    return fits and not isinstance(error, never) and _has_retries_left(task)
-
-
-def _of_autoretry(task: Any, option: str, default: Any) -> Any:
-    """What Celery's autoretry has for an option: `register_task(task, autoretry_for=…)` tells it to
-    nothing but the function that it puts around `run`."""
-    around = vars(task).get("run")
-    told = inspect.getclosurevars(around).nonlocals if inspect.isfunction(around) else {}
-    return told.get(option, getattr(task, option, default))
-
-
-def _has_retries_left(task: Any) -> bool:
-    """As `celery.app.autoretry` and `Task.retry` count them."""
-    most = _of_autoretry(task, "retry_kwargs", {}).get("max_retries")
-    most = getattr(task, "override_max_retries", most)
-    most = task.max_retries if most is None else most
-    return most is None or bool(task.request.retries < most)
 
 
 def ignores_result(task: Any, message: Any) -> bool:

@@ -11,81 +11,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 from celery.app.task import Context
 from celery.signals import task_rejected, task_unknown
 
-from ..declaration import engine_of, has_locks, is_locked
+from ..declaration import engine_of
 from ..engine import ids
 from ..engine.events import label_of, logger
 from ..engine.lease import QuietLease
 from ..engine.protocol import Claim, Ended
 from ..errors import RelockError
-from ..workflow import steps
-from . import company, revocation
+from . import revocation
 from .conflict import release
-from .delivery import afterwards, delivery_of
-from .message import HEADER, begin_call, header_of
-from .states import Aside, Late, SentAgain, is_acknowledged, show_started
+from .delivery import afterwards
+from .ending import is_acknowledged
+from .message import HEADER, header_of
+from .states import Late
 
-_PREPARED = "_relock_unlocked"
 # Of the hold of an execution whose task has no lock any more, in seconds.
 _LEASE = 30.0
-
-
-def prepare(app: Any) -> None:
-    """Prepare the tasks of a worker that are no `LockedTask`.
-
-    Celery executes a task's `run`, and only from inside of it a body can be refused. So each such
-    task gets a `run` of its own, as for Celery's autoretry. It just calls the body if the message
-    has nothing to do with locks. Call this when the app is finalized and before the pool starts; a
-    second call does nothing.
-    """
-    if not has_locks(app):
-        return  # nothing of ours is in use here
-    for task in app.tasks.values():
-        if not is_locked(type(task)) and _PREPARED not in vars(task):
-            _prepare(task)
-
-
-def _prepare(task: Any) -> None:
-    body, replace = task.run, task.on_replace
-
-    @wraps(body)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        message = begin_call(task)
-        if message is None or message.is_eager:
-            return body(*args, **kwargs)
-
-        def execute() -> Any:
-            with alone(task, message):
-                show_started(task, message)
-                return body(*args, **kwargs)
-
-        header = header_of(message)
-        is_ours = task.acks_late and (header.workflow_locks or header.is_awaited)
-        try:
-            result = steps.around(task, message, execute) if header.workflow_locks else execute()
-            if is_ours:
-                delivery_of(message).over = True
-            return result
-        except (Aside, SentAgain) as aside:
-            raise aside.with_traceback(None) from None
-        except Exception as error:
-            if is_ours:
-                delivery_of(message).over = is_acknowledged(task, error)
-            error.__traceback__ = company.shown(error)
-            raise error
-
-    @wraps(replace)
-    def replaced(sig: Any) -> Any:
-        steps.on_replace(task.request, sig)
-        return replace(sig)
-
-    task.run, task.on_replace = run, replaced
-    setattr(task, _PREPARED, True)
 
 
 @contextmanager
@@ -129,7 +75,7 @@ def _discarded(sender: Any = None, message: Any = None, **_: Any) -> None:
     headers = message.headers or {}
     if HEADER in headers:
         told = Context(headers)
-        if header_of(told).is_awaited or header_of(told).workflow_locks:
+        if header_of(told).has_left:
             # It was rejected, and may be brought back, also to a worker that knows its task.
             revocation.clear_away(sender.app, told, remember=0.0)
 

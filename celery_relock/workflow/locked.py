@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from celery import Task, chain
+from celery import chain
 from celery.canvas import Signature, chunks, maybe_signature
 from celery.result import EagerResult
 from celery.states import SUCCESS
@@ -15,12 +14,12 @@ from celery.utils import uuid
 from ..engine import ids
 from ..engine.protocol import MODES
 from ..errors import LockConfigError
-from ..naming.names import NameRule, bind, signature_of
+from ..naming.names import Misfit, NameRule, bind, signature_of
 from ..naming.template import check_name
 from ..options import LockOptions
 from ..settings import name_prefix
 from ..task import LockedTask as LockedTask  # the package's own: to load it registers `enter`
-from ..worker.message import ENTER, call_options, prefix_of
+from ..worker.message import CANVASES, ENTER, call_options, prefix_of
 from ..worker.states import Dropped
 from .enter import held, of_call
 from .steps import OPTIONS, Step, stamp, steps_of
@@ -100,9 +99,9 @@ def _without_chunks(canvas: Any) -> Any:
         # By the name: a chunks that was cloned or read is a plain signature.
         parts = canvas["kwargs"]
         return chunks(maybe_signature(parts["task"]), parts["it"], parts["n"]).group()
-    inner = canvas["kwargs"] if isinstance(canvas, Mapping) else {}
-    for name in ("tasks", "header", "body"):
-        part = inner.get(name)
+    inner = canvas["kwargs"]
+    for name in CANVASES.get(canvas["subtask_type"], ()):
+        part = inner[name]
         if isinstance(part, list | tuple):
             inner[name] = [_without_chunks(maybe_signature(each).clone()) for each in part]
         elif isinstance(part, Mapping):
@@ -131,39 +130,24 @@ def _names(key: Any, first: Step, app: Any) -> list[str]:
             f"{where}: the key reads arguments, and the first step is not a task of this app, so "
             "they have no names here. Give the finished name as key."
         )
-    arguments = bind(task, first.get("args") or (), first.get("kwargs") or {})
-    if arguments is None:
+    try:
+        arguments = bind(task, first.get("args") or (), first.get("kwargs") or {})
+    except Misfit as error:
         raise LockConfigError(
             f"{where}: the key reads the first step's arguments, and those in its signature are "
-            f"not all there: {first!r:.200}. What a step gets from the one before it is not known "
-            "when the canvas is made. Give the finished name as key."
-        )
+            f"not all there: {error} What a step gets from the one before it is not known when the "
+            "canvas is made. Give the finished name as key."
+        ) from error
     return list(NameRule.compile(key, where, signature_of(task)).names(arguments, prefix))
 
 
 def _check_canvas(canvas: Any) -> None:
     if isinstance(canvas, Signature):
         return
-    name = getattr(canvas, "__name__", "task").strip("<>")
-    if isinstance(canvas, Task):
-        says = f"{canvas.name} is a task, not a signature. Write locked({name}.s(…), key=…)."
-    elif isinstance(canvas, list | tuple) or inspect.isgenerator(canvas):
-        says = (
-            f"a {type(canvas).__name__} does not say how its steps run. Write locked(chain(…), …) "
-            "for one after the other, or locked(group(…), …) for side by side."
-        )
-    elif isinstance(canvas, Mapping):
-        says = "this is a plain dict. Write locked(signature(…, app=app), key=…) to make it one."
-    elif isinstance(canvas, str):
-        says = f"{canvas!r:.100} is a text. Write locked(app.signature({canvas!r:.100}), key=…)."
-    elif callable(canvas):
-        says = f"{name} is no task. Declare it with @app.task and write locked({name}.s(…), key=…)."
-    else:
-        says = (
-            f"{canvas!r:.100} is not a signature. Write locked(task.s(…), key=…), "
-            "or another canvas."
-        )
-    raise LockConfigError(f"locked(): {says}")
+    raise LockConfigError(
+        f"locked(): {canvas!r:.100} ({type(canvas).__qualname__}) is not a signature. Write "
+        "locked(task.s(…), key=…), locked(chain(…), …) or locked(group(…), …)."
+    )
 
 
 def _checked(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -37,20 +37,19 @@ from ..engine.lease import Lease
 from ..engine.protocol import Claim, Held, Successor
 from ..errors import LockConfigError, LockConflict, LockLost, RelockError
 from ..options import LockOptions
-from ..worker.conflict import Attempt, end_unexecuted, obtain, release
+from ..worker.conflict import Attempt, obtain, release
 from ..worker.delivery import afterwards, delivery_of, if_any
+from ..worker.ending import end_unexecuted, is_acknowledged, is_requeued, remember_for
 from ..worker.events import work_for
-from ..worker.message import has_begun, header_of, is_retry, keep_for, running_request
-from ..worker.states import (
-    Aside,
-    Dropped,
-    SentAgain,
-    Waits,
-    end_dropped,
-    is_acknowledged,
-    is_requeued,
-    remember_for,
+from ..worker.message import (
+    CANVASES,
+    has_begun,
+    header_of,
+    is_retry,
+    keep_for,
+    running_request,
 )
+from ..worker.states import Aside, Dropped, SentAgain, Waits, end_dropped
 
 # -- The stamps ----------------------------------------------------------------------------------
 
@@ -64,14 +63,11 @@ Step = MutableMapping[str, Any]
 def steps_of(signature: Step) -> Iterator[Step]:
     """Every task of a canvas that is sent when all before it succeed, links included. Error
     callbacks are not: what they tell of has failed, and its workflow lock is released."""
-    kind, inner = signature.get("subtask_type"), signature.get("kwargs") or {}
-    if kind == "chord":
-        yield from _all_steps(inner["header"])
-        yield from steps_of(inner["body"])
-    elif kind in ("chain", "group"):
-        yield from _all_steps(inner["tasks"])
-    else:
+    parts = CANVASES.get(signature.get("subtask_type"), ())
+    if not parts:
         yield signature
+    for name in parts:
+        yield from _all_steps(signature["kwargs"][name])
     yield from _all_steps((signature.get("options") or {}).get("link") or ())
 
 

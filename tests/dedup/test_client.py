@@ -388,7 +388,7 @@ def test_the_marker_outlasts_a_countdown_and_ends_with_the_message(m, account):
     far.revoke()
     short = uuid.uuid4().hex
     m.done.apply_async((short,), countdown=3, expires=10)
-    assert 9 < _mark(m.done, short) <= 10
+    assert 10 < _mark(m.done, short) <= 11  # a worker's clock may be a second behind
 
 
 def test_a_call_that_expires_behind_others_swallows_nothing_from_then_on(m, account):
@@ -539,7 +539,7 @@ def test_a_call_by_name_that_is_swallowed_is_told_in_the_workers_log(worker, m, 
 
 
 def test_a_call_that_cannot_be_made_is_not_asked_about(m, account):
-    for ask in (m.ends.marked, m.ends.unmark):
+    for ask in (m.ends.marked, m.ends.unmark, m.ends.delay):
         with pytest.raises(TypeError, match=r"ends\(account, how\) cannot be called with"):
             ask(account)
 

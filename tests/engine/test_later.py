@@ -18,7 +18,7 @@ from celery_relock.engine.engine import Engine
 from celery_relock.engine.later import Later
 from celery_relock.engine.protocol import Parked, ParkRequest
 from celery_relock.errors import LockConfigError, LockUnavailable
-from celery_relock.worker.conflict import end_unexecuted
+from celery_relock.worker.ending import end_unexecuted
 from tests.support import programs, wait_for
 from tests.support.proxy import Proxy
 
@@ -154,7 +154,7 @@ def test_what_a_process_was_to_free_when_it_ended_is_freed_by_the_reaper_of_its_
         from celery_relock.engine.crash import Reaper
         from celery_relock.engine.protocol import KEPT, Parked, ParkRequest, Successor
         from celery_relock.errors import LockConfigError, LockUnavailable
-        from celery_relock.worker.conflict import end_unexecuted, withdraw_later
+        from celery_relock.worker.ending import end_unexecuted, withdraw_later
         from tests.support.proxy import Proxy
 
         logging.disable()

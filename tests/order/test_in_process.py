@@ -226,6 +226,15 @@ def test_a_call_with_several_names_is_refused_when_it_is_sent():
         update.delay(["a", "b"])
 
 
+def test_a_step_whose_arguments_do_not_fit_fails_as_a_step():
+    app = app_of(relock_url="memory://")
+    update, begun = begun_in(app, typing=False)
+    flow = update.s("a", 1) | update.s("a", 2)  # which gets the result of the first, too
+    with start_worker(app, pool="solo", perform_ping_check=False), pytest.raises(TypeError):
+        flow.delay().get(timeout=20)
+    assert begun == [(1, True)]
+
+
 def test_a_late_copy_gives_its_execution_time_to_store_the_result_once(monkeypatch):
     """An ordered call asks twice: for its turn, and for its lock."""
     monkeypatch.setattr(conflict, "_STORING", 2.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_relock.worker.conflict import end_unexecuted
+from celery_relock.worker.ending import end_unexecuted
 from tests.support import wait_for
 from tests.support.apps import LOOK_EVERY
 from tests.support.messages import Message

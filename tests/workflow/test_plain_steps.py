@@ -9,7 +9,7 @@ import pytest
 from celery import Celery, _state, chain
 
 from celery_relock import locked
-from celery_relock.worker import unlocked
+from celery_relock.worker import bootstep
 from tests.support import make_app
 
 
@@ -47,9 +47,9 @@ def test_the_tasks_of_a_worker_are_prepared_once(app):
         return "ran"
 
     app.finalize()
-    unlocked.prepare(app)
+    bootstep.prepare(app)
     prepared = app.tasks[plain.name].run
-    unlocked.prepare(app)
+    bootstep.prepare(app)
     assert app.tasks[plain.name].run is prepared
     assert prepared.__wrapped__ is not prepared
     assert prepared() == app.tasks[plain.name]() == "ran"
@@ -65,5 +65,5 @@ def test_the_tasks_of_an_app_without_locks_stay_as_they_are(monkeypatch):
         return "ran"
 
     app.finalize()
-    unlocked.prepare(app)
+    bootstep.prepare(app)
     assert "run" not in vars(app.tasks[plain.name])

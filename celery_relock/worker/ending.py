@@ -1,0 +1,165 @@
+"""How an execution ends, as far as Celery and the broker go, and what is let go then that waits for
+it.
+
+    is_acknowledged   whether its message is gone for good
+    is_requeued       whether it is put back instead
+    is_autoretried    whether a retry of its error takes its place
+    is_over           the first, where a retry may still be sent
+    end_unexecuted    what is kept for one that has ended, or will not come, is released
+    withdraw_later    the message of one that was parked
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from celery.exceptions import Ignore, Reject, Retry, TimeLimitExceeded, WorkerLostError
+
+from ..engine.crash import FORGET, kept_for
+from ..engine.engine import Engine
+from ..engine.events import logger
+from ..engine.protocol import KEPT
+from ..errors import RelockError
+from .delivery import afterwards, retry_of
+from .message import header_of
+
+if TYPE_CHECKING:
+    from .conflict import Attempt
+
+
+def is_acknowledged(task: Any, error: BaseException | None) -> bool:
+    """Whether the message of an execution that ends with this error is acknowledged for good.
+
+    The broker may bring back one that is rejected, by a dead-letter queue or a redrive, and then it
+    is to run again. The answer is that of `celery.worker.request.Request.on_failure`.
+    """
+    if not task.acks_late or error is None or isinstance(error, Ignore | Retry):
+        return True
+    if _acknowledges(task, error) and not puts_back(task, error):
+        return True
+    return retry_of(task.request) is not None and is_autoretried(task, error)
+
+
+def remember_for(task: Any, error: BaseException | None) -> float | None:
+    """For how many seconds to remember an execution that ends with this error, as `end_unexecuted`
+    takes it: not at all if its message is rejected, as it may be brought back."""
+    return None if is_acknowledged(task, error) else 0.0
+
+
+def _acknowledges(task: Any, error: BaseException) -> bool:
+    which = "acks_on_timeout" if isinstance(error, TimeLimitExceeded) else "acks_on_failure"
+    flag = getattr(task, which, task.acks_on_failure_or_timeout)  # Celery >= 5.7 has both
+    return bool(flag) and not isinstance(error, Reject)
+
+
+def is_requeued(task: Any, error: BaseException | None) -> bool:
+    """Whether Celery puts the message of an execution back that ends with this error. It cannot if
+    that is acknowledged already."""
+    return error is not None and puts_back(task, error) and not is_autoretried(task, error)
+
+
+def puts_back(task: Any, error: BaseException) -> bool:
+    """Whether Celery puts a message back for an error that has reached it. One of a process that
+    was lost, or has passed its time limit, reaches it by no autoretry."""
+    if not task.acks_late:
+        return False
+    if isinstance(error, WorkerLostError):
+        return task.reject_on_worker_lost and not getattr(task, "retry_on_worker_lost", False)
+    if isinstance(error, TimeLimitExceeded):  # Celery < 5.7 rejects it for good
+        return hasattr(task, "acks_on_timeout") and not _acknowledges(task, error)
+    return isinstance(error, Reject) and error.requeue
+
+
+def has_retried(message: Any, error: BaseException | None) -> bool:
+    """Whether a body ends because it has sent its retry.
+
+    That is let go only after `task_retry`: before, it could succeed first, and Celery would write
+    its RETRY over that, so that `get()` never returns.
+    """
+    return isinstance(error, Retry) and retry_of(message) is not None
+
+
+def is_autoretried(task: Any, error: BaseException | None) -> bool:
+    """Whether Celery's autoretry makes a retry of an error that the running body ends with.
+
+    It lies around the `run` of a task: it sends the retry when the error has left our code.
+    """
+    never = (Ignore, Retry, *_of_autoretry(task, "dont_autoretry_for", ()))
+    fits = isinstance(error, tuple(_of_autoretry(task, "autoretry_for", ())))
+    return fits and not isinstance(error, never) and _has_retries_left(task)
+
+
+def _of_autoretry(task: Any, option: str, default: Any) -> Any:
+    """What Celery's autoretry has for an option: `register_task(task, autoretry_for=…)` tells it to
+    nothing but the function that it puts around `run`."""
+    around = vars(task).get("run")
+    told = inspect.getclosurevars(around).nonlocals if inspect.isfunction(around) else {}
+    return told.get(option, getattr(task, option, default))
+
+
+def _has_retries_left(task: Any) -> bool:
+    """As `celery.app.autoretry` and `Task.retry` count them."""
+    most = _of_autoretry(task, "retry_kwargs", {}).get("max_retries")
+    most = getattr(task, "override_max_retries", most)
+    most = task.max_retries if most is None else most
+    return most is None or bool(task.request.retries < most)
+
+
+def is_over(attempt: Attempt, error: Exception | None) -> bool:
+    """Whether the message of an execution that ends with an error is acknowledged for good. If
+    Celery is about to send a retry of the error, it ends after that: a process that is killed
+    before leaves a message that is to run again."""
+    task, message = attempt.task, attempt.message
+    if task.acks_late and message is not None and is_autoretried(task, error):
+        afterwards(lambda: call_off(attempt) if is_acknowledged(task, error) else None)
+        return False
+    return is_acknowledged(task, error)
+
+
+def call_off(attempt: Attempt) -> None:
+    """The execution ends here: a message of it that is still on its way is a late copy."""
+    engine, claim = attempt.engine, attempt.lease.claim
+    if attempt.message is None or not header_of(attempt.message).own:
+        return  # an id made from the task id is not remembered
+    try:
+        end_unexecuted(engine, claim.names, claim.execution_id)
+    except RelockError as failure:
+        logger.warning("%s may run though it has failed: %s", claim.label, failure)
+
+
+def end_unexecuted(
+    engine: Engine, names: Sequence[str], execution_id: str, remember: float | None = None
+) -> None:
+    """Release what is kept for an execution that will not come, or as soon as Redis can be asked.
+
+    Args:
+        remember: for how many seconds copies of it are told that it has ended; by default the
+            engine's. With 0 it may come all the same.
+
+    Raises:
+        LockConfigError: from the backend.
+    """
+    kept = kept_for(engine.backend, execution_id, *names)
+    engine.later.make(partial(_end_unexecuted, engine, names, execution_id, remember), kept)
+
+
+def _end_unexecuted(
+    engine: Engine, names: Sequence[str], execution_id: str, remember: float | None
+) -> None:
+    home, remember = engine.parking.sender.home, engine.remember if remember is None else remember
+    # As an execution that has ended: the hold may not have been left to it yet.
+    ended = "execution" if remember else ""
+    back = engine.backend.release(names, execution_id, KEPT, ended, remember, home)
+    engine.parking.publish(back.messages)
+
+
+def withdraw_later(engine: Engine, execution_id: str, remember: float | None = None) -> None:
+    """Take a message out of its queues for good; not here, as Redis can be silent. `remember` as
+    for `Parking.withdraw`."""
+    kept = kept_for(engine.backend, execution_id)
+    if remember == 0.0:
+        kept = kept._replace(keep=FORGET)
+    engine.later.add(partial(engine.parking.withdraw, execution_id, remember), kept)
