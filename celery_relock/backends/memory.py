@@ -35,6 +35,7 @@ from ..engine.protocol import (
     PAUSE,
     REMEMBER_CALL,
     SHARED,
+    STILL_WANTED,
     Answer,
     Burst,
     Claim,
@@ -74,8 +75,6 @@ _DAY = 86_400.0
 _MOST = 100
 # What is remembered of an execution that was replaced before it had begun.
 _REPLACED = "* replaced"
-# Seconds after which a listener checks again whether it is still wanted.
-_STILL_WANTED = 2.0
 
 # How many permits messages on their way will need: `exclusive` and `shared` ones.
 _Promised: TypeAlias = "Counter[str]"
@@ -1627,7 +1626,7 @@ class MemoryBackend:
         with self.ear(inbox) as ear:
             ready()
             while wanted():
-                ear.bell.wait(_STILL_WANTED)
+                ear.bell.wait(STILL_WANTED)
                 ear.bell.clear()
                 while ear.heard:
                     hear(ear.heard.popleft())

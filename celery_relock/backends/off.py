@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..engine.protocol import (
+    STILL_WANTED,
     Claim,
     Downgraded,
     Held,
@@ -88,4 +89,4 @@ class NoLocks:
     ) -> None:
         ready()
         while wanted():
-            time.sleep(2.0)
+            time.sleep(STILL_WANTED)

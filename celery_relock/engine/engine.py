@@ -26,6 +26,7 @@ from .later import Later
 from .lease import Lease, State
 from .parking import Parking
 from .protocol import (
+    MOST_PARKED,
     REMEMBER,
     REMEMBER_ATTEMPT,
     Answer,
@@ -48,8 +49,6 @@ from .wakeup import Inbox
 
 # How often a lock is asked for if each answer comes after its lease has ended, without a bound.
 TRIES = 3
-# How many messages, of how many bytes, may be parked at all locks. An app may say otherwise.
-MOST_PARKED = 1_000_000, 1_000_000_000
 # Calls for coroutines on their way at the same time. As many as connections are kept.
 MOST_CALLS = 4
 

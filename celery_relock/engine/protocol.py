@@ -128,6 +128,8 @@ REMEMBER = 4200.0
 REMEMBER_ATTEMPT = 60.0
 #: For how many seconds a repeated debounced call is recognised: longer than a call is tried.
 REMEMBER_CALL = 60.0
+#: How many messages, of how many bytes, may be parked at all locks. An app may say otherwise.
+MOST_PARKED = 1_000_000, 1_000_000_000
 
 
 class Deadlocked(NamedTuple):
@@ -167,8 +169,8 @@ class ParkRequest(NamedTuple):
     task: str
     patience: float | None = None
     most: int = 10_000
-    most_in_all: int = 1_000_000
-    most_bytes: int = 1_000_000_000
+    most_in_all: int = MOST_PARKED[0]
+    most_bytes: int = MOST_PARKED[1]
     is_copy: bool = False
 
 
@@ -407,6 +409,10 @@ class LockState(NamedTuple):
 
     holds: tuple[HoldInfo, ...]
     waiting: int
+
+
+#: Seconds after which a listener looks whether it is still wanted.
+STILL_WANTED = 2.0
 
 
 class Backend(Protocol):

@@ -26,7 +26,7 @@ from redis.exceptions import NoScriptError, ResponseError
 from redis.exceptions import TimeoutError as AnswerTimeout
 
 from ...engine import platform
-from ...engine.protocol import Notice
+from ...engine.protocol import STILL_WANTED, Notice
 from ...errors import LockConfigError, LockUnavailable
 from .errors import FAULTS, TooFewReplicas, demoted, note_address, passes, translate
 from .keys import bucket_of
@@ -56,8 +56,6 @@ PROMISES = ("acquire", "debounce", "place", "renew", "heartbeat")
 # The verbs that a second time would do more: the next holder has the lock by then.
 ONCE = ("force_release",)
 _IN_DOUBT = "Whether it was done is not known: look at the lock before you do it again"
-# Seconds after which a listener checks again whether its server is right and it is still wanted.
-LOOK = 2.0
 
 
 class Replicas(NamedTuple):
@@ -445,7 +443,7 @@ class Server(Transport):
             while moves == self._moves and self._work.fits(subscription.link):
                 if not wanted():
                     return
-                if (notice := subscription.hear(LOOK)) is not None:
+                if (notice := subscription.hear(STILL_WANTED)) is not None:
                     hear(notice)
         finally:
             subscription.close()

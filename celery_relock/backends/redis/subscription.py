@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import ClusterDownError, MovedError, ResponseError
 
 from ...engine.platform import native_lock, start_native_thread
-from ...engine.protocol import Notice
+from ...engine.protocol import STILL_WANTED, Notice
 from ...errors import LockUnavailable, RelockError
 from .errors import FAULTS, translate
 
@@ -27,8 +27,6 @@ ASK, GIVE_UP = 15.0, 30.0
 # In seconds: how often the listeners of a cluster are compared with this process's map of it, how
 # often the cluster itself is asked, and how soon a failed listener is replaced.
 _LOOK_EVERY, _ASK_EVERY, _AGAIN = 0.5, 10.0, 2.0
-# Seconds after which a listener notices that it is no longer needed.
-_HEAR = 2.0
 
 
 class Subscription:
@@ -185,7 +183,7 @@ class ClusterInbox:
             ear.hears()
             self.ready()
             while not ear.over:
-                if (notice := subscription.hear(_HEAR)) is not None:
+                if (notice := subscription.hear(STILL_WANTED)) is not None:
                     self.hear(notice)
         except RelockError as error:
             ear.fails(error)
