@@ -325,7 +325,6 @@ class _Command:
         self.by = by
         self.messages: list[Message] = []
         self._given: set[str] = set()
-        self._untold: list[_Place] = []
         self._opened: dict[str, _Lock] = {}
         # Where waiters for several locks have left.
         self._to_promote: deque[_Lock] = deque()
@@ -557,18 +556,10 @@ class _Command:
             place.untold = True
             self.state.owed[request.home].setdefault(execution_id, self.now)
             self.tell("parked", Notice("parked", execution_id, request.home))
-            self._untold.append(place)
         # A burst is published, not executed: without a report the broker cannot be reached.
         is_burst = next(iter(place.limits)).startswith(DEBOUNCE)
         longest = 2 * _TRIP if is_burst else _LONGEST
         place.back = self.now + min(_TRIP * 2 ** max(place.sent - 1, 0), longest)
-
-    def settle(self, homes: str) -> None:
-        """Hand the caller the messages of this command that it can publish to these homes."""
-        self.homes = homes.split()
-        for place in self._untold:
-            if self.can_send(place) and place.execution_id not in self._given:
-                self.hand_out(place)
 
     def may_look_behind(self, lock: _Lock, place: _Place, caller: str) -> bool:
         """Whether the places behind a parked place can have a turn: its message is on its way."""
@@ -1056,7 +1047,7 @@ class _Acquire(_Command):
         waiter_lease: float = 0.0,
         request: ParkRequest | None = None,
     ) -> None:
-        super().__init__(state, now, by=f"{claim.execution_id} {claim.attempt_id}")
+        super().__init__(state, now)
         self.claim = claim
         self.me = claim.execution_id
         self.inbox = inbox
@@ -1071,7 +1062,7 @@ class _Acquire(_Command):
         # Only now: what this execution has left must be free to others, and what it has acquired
         # must not.
         self.promote_others()
-        return found._replace(messages=tuple(self.messages)) if isinstance(found, Parked) else found
+        return found
 
     def _answer(self) -> Answer | Parked | Full:
         refused = self._refusal()
@@ -1151,8 +1142,6 @@ class _Acquire(_Command):
         for lock in self.locks:
             if lock.queue:
                 self.promote(lock)
-        assert self.request is not None
-        self.settle(self.request.home)
         return Parked(at.rank(self.me) if self.me in at.queue else 0)
 
     def _other_attempt(self) -> tuple[float, str, bool] | None:
@@ -1345,7 +1334,6 @@ class _Acquire(_Command):
             lock.messages.add(self.me)
             self._ahead.setdefault(lock.name, _Ahead())
             self.schedule(lock)
-        self.settle(request.home)
         return Parked(at.rank(self.me))
 
     def debounce(self, call: Debounce) -> Parked | Burst | Full | None:

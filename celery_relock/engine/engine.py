@@ -221,8 +221,6 @@ class Engine:
             if lease.repeated:
                 # A copy of its command can come when the message has, and acquire for nobody.
                 self.later.make(partial(self._release, lease, "parked", REMEMBER_ATTEMPT))
-            if answer.messages:
-                self.parking.publish(answer.messages)
         return answer
 
     def inspect(self, name: str, only: Sequence[str] = ()) -> LockState:

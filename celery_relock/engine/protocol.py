@@ -184,11 +184,9 @@ class Message(NamedTuple):
 
 
 class Parked(NamedTuple):
-    """The message is in the queue, `rank` others are ahead. `messages` are to be resumed.
-    `repeated` as for `Held`."""
+    """The message is in the queue, `rank` others are ahead. `repeated` as for `Held`."""
 
     rank: int
-    messages: tuple[Message, ...] = ()
     repeated: bool = False
 
 

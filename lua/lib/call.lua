@@ -19,7 +19,6 @@ function Call.begin(meta)
     by = '',
     messages = {},
     given = {},
-    untold = {},
   }
 end
 

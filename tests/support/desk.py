@@ -127,9 +127,7 @@ class Desk:
             text or f"text of {run}",
             *(home, task or f"t-{run}", patience, most, most_in_all, most_bytes, is_copy),
         )
-        answer = self.backend.park(_claim(run, attempt_id, **more), park_request)
-        self._out += answer.messages if isinstance(answer, Parked) else ()
-        return answer
+        return self.backend.park(_claim(run, attempt_id, **more), park_request)
 
     def park(self, run: str, attempt_id: str = "n", **more: Any) -> int:
         """Leave a message for a lock that must not be free; returns the rank."""

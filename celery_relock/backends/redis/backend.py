@@ -119,7 +119,7 @@ class RedisBackend:
         reply, repeated, sent = self._run("acquire", *called, claim.names)
         found: ParkAnswer | Answer
         if reply[0] == b"PARKED":
-            found = Parked(reply[1], _messages(reply[2:]), repeated)
+            found = Parked(reply[1], repeated)
         elif reply[0] == b"FULL":
             name = claim.names[reply[1] - 1] if reply[1] else ""
             found = Full(name, *reply[2:])._replace(repeated=repeated)
