@@ -1446,10 +1446,8 @@ class MemoryBackend:
                 command.remember_end(execution_id, attempt_id, ended, remember)
             return Released(had, tuple(command.messages))
 
-    def downgrade(
-        self, names: Sequence[str], execution_id: str, attempt_id: str, home: str = ""
-    ) -> Downgraded:
-        with self._executes(_Command, home, f"{execution_id} {attempt_id}") as command:
+    def downgrade(self, names: Sequence[str], execution_id: str, attempt_id: str) -> Downgraded:
+        with self._executes(_Command) as command:
             holds: list[_Hold] = []
             for lock in map(command.lock, names):
                 hold = lock.holds.get(execution_id)
@@ -1462,7 +1460,7 @@ class MemoryBackend:
                 hold.shared = True
             for lock in map(command.lock, names):
                 command.promote(lock)
-            return Downgraded(messages=tuple(command.messages))
+            return Downgraded()
 
     def resume(self, home: str, by: str, tasks: Sequence[str] = ()) -> Resumed:
         with self._executes(_Command, home, by) as command:
@@ -1513,12 +1511,12 @@ class MemoryBackend:
             self.state.due.setdefault(("l", lock.name), place.ends)
             return place.ticket
 
-    def withdraw(self, execution_id: str, remember: float, home: str = "") -> Released:
-        with self._executes(_Command, home, execution_id) as command:
+    def withdraw(self, execution_id: str, remember: float) -> bool:
+        with self._executes(_Command) as command:
             had = command.withdraw(execution_id)
             if had and remember > 0:
                 command.remember(execution_id, "*", remember)
-            return Released(had, tuple(command.messages))
+            return had
 
     def arrived(self, execution_ids: Sequence[str], seconds: float) -> None:
         with self._executes(_Command) as command:

@@ -50,8 +50,8 @@ class NoLocks:
     def place(self, *_: Any, **__: Any) -> int:
         return 0
 
-    def withdraw(self, *_: Any, **__: Any) -> Released:
-        return Released(False)
+    def withdraw(self, *_: Any, **__: Any) -> bool:
+        return False
 
     def arrived(self, *_: Any, **__: Any) -> None:
         pass

@@ -194,10 +194,7 @@ class Engine:
         of = lease.claim
         # Before the command is sent: nobody here relies on being alone when others come in.
         before = lease.share()
-        ids_of = of.names, of.execution_id, of.attempt_id
-        done = self.backend.downgrade(*ids_of, self.parking.sender.home)
-        if done.messages:
-            self.parking.publish(done.messages)
+        done = self.backend.downgrade(of.names, of.execution_id, of.attempt_id)
         if done.joined:
             raise lease.joined(done, before)
         return keepalive.found(lease, done.held and not lease.lost)

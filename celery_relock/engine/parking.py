@@ -107,6 +107,4 @@ class Parking:
     def withdraw(self, execution_id: str, remember: float | None = None) -> bool:
         """Take an execution's message out of its queues for good. False if it was not parked."""
         remember = self.remember if remember is None else remember
-        had, messages = self._backend.withdraw(execution_id, remember, self.sender.home)
-        self.publish(messages)
-        return had
+        return self._backend.withdraw(execution_id, remember)

@@ -339,13 +339,11 @@ class Downgraded(NamedTuple):
         held: False if the attempt does not hold all of the locks. Nothing has changed then.
         joined: a lock that others hold as well and rely on, "" if there is none. Nothing has
             changed then.
-        messages: to resume.
         repeated: as for `Held`.
     """
 
     held: bool = True
     joined: str = ""
-    messages: tuple[Message, ...] = ()
     repeated: bool = False
 
 
@@ -462,10 +460,8 @@ class Backend(Protocol):
                 hear before the caller does.
         """
 
-    def downgrade(
-        self, names: Sequence[str], execution_id: str, attempt_id: str, home: str = ""
-    ) -> Downgraded:
-        """Let others share the locks that an attempt holds alone. `home` as for `release`."""
+    def downgrade(self, names: Sequence[str], execution_id: str, attempt_id: str) -> Downgraded:
+        """Let others share the locks that an attempt holds alone."""
 
     def resume(self, home: str, by: str, tasks: Sequence[str] = ()) -> Resumed:
         """The parked messages of a broker that are to be resumed now; those of `tasks` (short ids)
@@ -476,9 +472,10 @@ class Backend(Protocol):
         the turn of the place has come; 0 if the execution has begun, or ended, already. Conflict:
         another call has the marker, and there is no place."""
 
-    def withdraw(self, execution_id: str, remember: float, home: str = "") -> Released:
+    def withdraw(self, execution_id: str, remember: float) -> bool:
         """Take a parked message, or the place of a call whose message has not come, out of its
-        queues for good; the execution counts as ended, unless `remember` is 0."""
+        queues for good; the execution counts as ended, unless `remember` is 0. False if there is
+        none."""
 
     def arrived(self, execution_ids: Sequence[str], seconds: float) -> None:
         """A worker has received these messages, which were parked, and has no slot for them yet:

@@ -102,7 +102,7 @@ def _use_every_verb(backend: RedisBackend) -> None:
     backend.inspection().parked("task")
     backend.inspection().survey(backend.inspection().keys_of("p"), 9, 9)
     backend.resume("home", "by", ["task"])
-    backend.withdraw("r5", 9.0, "home")  # WITHDRAWN
+    backend.withdraw("r5", 9.0)  # WITHDRAWN
     backend.withdraw("r5", 9.0)  # GONE
     backend.arrived(["r5"], 5.0)
     backend.announce(["home:queue"], "worker", 6.0)

@@ -125,8 +125,8 @@ class Model(ParkedRuns):
             self.ended[run].add(EXECUTION_ENDED if ended == "execution" else attempt_id)
         return had_something
 
-    def downgrade(self, run: str, attempt_id: str, names: Iterable[str], home: str) -> Reply:
-        self._begin(home, f"{run} {attempt_id}")
+    def downgrade(self, run: str, attempt_id: str, names: Iterable[str]) -> Reply:
+        self._begin()
         for name in names:
             hold = self.holds[name].get(run)
             if not hold or hold.attempt_id != attempt_id:
@@ -139,8 +139,8 @@ class Model(ParkedRuns):
             self.promote(name)
         return ("SHARED",)
 
-    def withdraw(self, run: str, home: str) -> bool:
-        found = super().withdraw(run, home)
+    def withdraw(self, run: str) -> bool:
+        found = super().withdraw(run)
         if found:
             self.ended[run].add(EXECUTION_ENDED)
         return found

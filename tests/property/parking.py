@@ -213,8 +213,8 @@ class ParkedRuns:
                 self._hand_out(run, place)
             self.deadlines.add(run)
 
-    def withdraw(self, run: str, home: str) -> bool:
-        self._begin(home, run)
+    def withdraw(self, run: str) -> bool:
+        self._begin()
         return self._withdraw(run)
 
     def _withdraw(self, run: str) -> bool:

@@ -141,10 +141,8 @@ class Desk:
         self.recheck = found.recheck
         return [message.execution_id for message in found.messages]
 
-    def withdraw(self, run: str, home: str = "", remember: float = 60.0) -> bool:
-        had, messages = self.backend.withdraw(run, remember, home)
-        self._out += messages
-        return had
+    def withdraw(self, run: str, remember: float = 60.0) -> bool:
+        return self.backend.withdraw(run, remember)
 
     def take_messages(self, messages: tuple[Message, ...]) -> None:
         """Messages that came from a verb which has no short name here."""

@@ -141,7 +141,7 @@ class RedisBackend:
         if not isinstance(answer, Duplicate):
             keys = [self.keys.meta(bucket), self.keys.tombstone(claim.execution_id, bucket)]
             with suppress(RelockError):  # then it comes once more, and is found out
-                self._run("withdraw", keys, [claim.execution_id, "0", ""])
+                self._run("withdraw", keys, [claim.execution_id, "0"])
         return answer
 
     def release(
@@ -165,15 +165,12 @@ class RedisBackend:
         # If the command was sent twice, the first one can have released the hold.
         return Released(repeated, _messages(reply[1:]))
 
-    def downgrade(
-        self, names: Sequence[str], execution_id: str, attempt_id: str, home: str = ""
-    ) -> Downgraded:
+    def downgrade(self, names: Sequence[str], execution_id: str, attempt_id: str) -> Downgraded:
         meta, _, *locks = self.keys.claim(names, execution_id)
-        args = [execution_id, attempt_id, home]
-        reply, repeated, _ = self._run("downgrade", [meta, *locks], args, names)
-        messages = _messages(reply[1:]) if reply[0] == b"SHARED" else ()
+        of = [execution_id, attempt_id]
+        reply, repeated, _ = self._run("downgrade", [meta, *locks], of, names)
         joined = names[reply[1] - 1] if reply[0] == b"JOINED" else ""
-        return Downgraded(reply[0] != b"LOST", joined, messages, repeated)
+        return Downgraded(reply[0] != b"LOST", joined, repeated)
 
     def resume(self, home: str, by: str, tasks: Sequence[str] = ()) -> Resumed:
         args, now = [home, by, str(BATCH), " ".join(tasks)], time.monotonic()
@@ -212,11 +209,10 @@ class RedisBackend:
             return found
         return int(reply[1]) if reply[0] == b"PLACED" else 0
 
-    def withdraw(self, execution_id: str, remember: float, home: str = "") -> Released:
-        keys, args = self.keys, [execution_id, _ms(remember), home]
+    def withdraw(self, execution_id: str, remember: float) -> bool:
+        keys, args = self.keys, [execution_id, _ms(remember)]
         calls = [([keys.meta(b), keys.tombstone(execution_id, b)], args) for b in self._buckets()]
         failed = None
-        messages: tuple[Message, ...] = ()
         # A command whose answer was lost can have withdrawn it.
         outcomes, had = self._everywhere("withdraw", calls)
         for reply in outcomes:
@@ -224,10 +220,9 @@ class RedisBackend:
                 failed = reply
             else:
                 had = had or reply[0] == b"WITHDRAWN"
-                messages += _messages(reply[1:])
         if failed is not None and not had:
             raise translate(failed) from failed
-        return Released(had, messages)
+        return had
 
     def arrived(self, execution_ids: Sequence[str], seconds: float) -> None:
         args = [_ms(seconds), " ".join(execution_ids)]

@@ -183,7 +183,7 @@ def test_a_bucket_where_nothing_was_parked_is_looked_at_again(
     found = wait_for(lambda: looks.resume("h", ids.new_attempt_id()).messages, timeout=20)
     assert [message.execution_id for message in found] == ["waits"]
     assert looks.resume("h", "by").recheck is not None
-    assert looks.withdraw("waits", 60.0).had
+    assert looks.withdraw("waits", 60.0)
     assert parks.release(["a"], "a", "n").had
 
 
