@@ -48,6 +48,7 @@ from ..engine.protocol import (
     Full,
     Held,
     HoldInfo,
+    Listener,
     LockState,
     Message,
     Notice,
@@ -1602,20 +1603,14 @@ class MemoryBackend:
             command.promote(lock)
             return tuple(released)
 
-    def listen(
-        self,
-        inbox: str,
-        ready: Callable[[], None],
-        hear: Callable[[Notice], None],
-        wanted: Callable[[], bool] = lambda: True,
-    ) -> None:
+    def listen(self, inbox: str, listener: Listener) -> None:
         with self.ear(inbox) as ear:
-            ready()
-            while wanted():
+            listener.ready()
+            while listener.wanted():
                 ear.bell.wait(STILL_WANTED)
                 ear.bell.clear()
                 while ear.heard:
-                    hear(ear.heard.popleft())
+                    listener.hear(ear.heard.popleft())
 
     @contextmanager
     def ear(self, inbox: str) -> Iterator[_Ear]:

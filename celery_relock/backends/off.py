@@ -6,7 +6,7 @@ task with locks.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..engine.protocol import (
@@ -15,8 +15,8 @@ from ..engine.protocol import (
     Downgraded,
     Held,
     HoldInfo,
+    Listener,
     LockState,
-    Notice,
     Queued,
     Released,
     Renewal,
@@ -80,13 +80,7 @@ class NoLocks:
     def force_release(self, *_: Any, **__: Any) -> tuple[HoldInfo, ...]:
         return ()
 
-    def listen(
-        self,
-        inbox: str,
-        ready: Callable[[], None],
-        hear: Callable[[Notice], None],
-        wanted: Callable[[], bool] = lambda: True,
-    ) -> None:
-        ready()
-        while wanted():
+    def listen(self, inbox: str, listener: Listener) -> None:
+        listener.ready()
+        while listener.wanted():
             time.sleep(STILL_WANTED)

@@ -382,6 +382,20 @@ class Notice(NamedTuple):
     fence: int = 0
 
 
+class Listener(NamedTuple):
+    """Who hears of an inbox.
+
+    Attributes:
+        ready: is called at each (re)connection, because what was sent meanwhile is gone.
+        hear: is called with each notice.
+        wanted: whether it is to go on.
+    """
+
+    ready: Callable[[], None]
+    hear: Callable[[Notice], None]
+    wanted: Callable[[], bool] = lambda: True
+
+
 class HoldInfo(NamedTuple):
     """A live hold as `inspect` tells it. `remaining` in seconds; the fencing token is the time in
     µs when the permit began; `shared`: whether others that share the lock may join."""
@@ -521,13 +535,6 @@ class Backend(Protocol):
         their holds. A line that nobody holds goes on without the message that it waits for: the
         place is returned, as a hold of the owner `KEPT`."""
 
-    def listen(
-        self,
-        inbox: str,
-        ready: Callable[[], None],
-        hear: Callable[[Notice], None],
-        wanted: Callable[[], bool] = lambda: True,
-    ) -> None:
-        """Hear the inbox's notices. `ready` is called at each (re)connection, because what was sent
-        meanwhile is gone. Returns some seconds after it is not `wanted` any more; else only by an
-        exception."""
+    def listen(self, inbox: str, listener: Listener) -> None:
+        """Hear the inbox's notices. Returns some seconds after the listener is not `wanted` any
+        more; else only by an exception."""

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from redis.exceptions import ResponseError, TryAgainError
@@ -34,6 +34,7 @@ from ...engine.protocol import (
     Full,
     Held,
     HoldInfo,
+    Listener,
     LockState,
     Message,
     Notice,
@@ -326,18 +327,13 @@ class RedisBackend:
 
         return Examination(self.transport, self.keys, self._scripts)
 
-    def listen(
-        self,
-        inbox: str,
-        ready: Callable[[], None],
-        hear: Callable[[Notice], None],
-        wanted: Callable[[], bool] = lambda: True,
-    ) -> None:
+    def listen(self, inbox: str, listener: Listener) -> None:
         def heard(notice: Notice) -> None:
             self._idle.clear()  # the notice can be about a parked message
-            hear(notice)
+            listener.hear(notice)
 
-        self.transport.listen(lambda bucket: self.keys.inbox(inbox, bucket), ready, heard, wanted)
+        channel = partial(self.keys.inbox, inbox)
+        self.transport.listen(channel, listener._replace(hear=heard))
 
     def _claim(self, claim: Claim, place: dict[str, Any], inbox: str) -> Call:
         if place and claim.stuck:

@@ -26,7 +26,7 @@ from redis.exceptions import NoScriptError, ResponseError
 from redis.exceptions import TimeoutError as AnswerTimeout
 
 from ...engine import platform
-from ...engine.protocol import STILL_WANTED, Notice
+from ...engine.protocol import STILL_WANTED, Listener
 from ...errors import LockConfigError, LockUnavailable
 from .errors import FAULTS, TooFewReplicas, demoted, note_address, passes, translate
 from .keys import bucket_of
@@ -37,9 +37,6 @@ Call: TypeAlias = "tuple[Sequence[str], Sequence[str]]"
 Command: TypeAlias = "tuple[str, ...]"
 Encoded: TypeAlias = "tuple[bytes, ...]"
 Channel: TypeAlias = "Callable[[int], str]"
-Ready: TypeAlias = "Callable[[], None]"
-Hear: TypeAlias = "Callable[[Notice], None]"
-Wanted: TypeAlias = "Callable[[], bool]"
 
 # How many idle connections to keep; and for how many seconds, except for the last one used.
 MOST_IDLE, IDLE_FOR = 4, 60.0
@@ -398,7 +395,7 @@ class Transport(ABC):
         """The connections to every server that has keys, and its buckets. Raises as `at` does."""
 
     @abstractmethod
-    def listen(self, channel: Channel, ready: Ready, hear: Hear, wanted: Wanted) -> None:
+    def listen(self, channel: Channel, listener: Listener) -> None:
         """Listen at an inbox; see `Backend.listen`. `channel` returns its name in a bucket."""
 
 
@@ -435,16 +432,16 @@ class Server(Transport):
     def masters(self) -> list[tuple[Connections, list[int]]]:
         return [(self._work, [0])]
 
-    def listen(self, channel: Channel, ready: Ready, hear: Hear, wanted: Wanted) -> None:
+    def listen(self, channel: Channel, listener: Listener) -> None:
         moves = self._moves
         subscription = Subscription(self._work.make, [channel(0)])
         try:
-            ready()
+            listener.ready()
             while moves == self._moves and self._work.fits(subscription.link):
-                if not wanted():
+                if not listener.wanted():
                     return
                 if (notice := subscription.hear(STILL_WANTED)) is not None:
-                    hear(notice)
+                    listener.hear(notice)
         finally:
             subscription.close()
         # A replica passes messages on, but the master does not know that somebody listens.

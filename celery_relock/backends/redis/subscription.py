@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import ClusterDownError, MovedError, ResponseError
 
 from ...engine.platform import native_lock, start_native_thread
-from ...engine.protocol import STILL_WANTED, Notice
+from ...engine.protocol import STILL_WANTED, Listener, Notice
 from ...errors import LockUnavailable, RelockError
 from .errors import FAULTS, translate
 
@@ -123,29 +123,28 @@ class ClusterInbox:
 
     Attributes:
         connect: returns a connection to a node.
-        channel, ready, hear: as for `Transport.listen`; `ready` is called for each thread.
+        channel, listener: as for `Transport.listen`; `ready` is called for each thread.
     """
 
     map: Map
     connect: Callable[[Node], Any]
     channel: Callable[[int], str]
-    ready: Callable[[], None]
-    hear: Callable[[Notice], None]
+    listener: Listener
 
     def __post_init__(self) -> None:
         self._bell = native_lock()
         self._bell.acquire()
         self._ears: dict[Node, _Ear] = {}
 
-    def listen(self, wanted: Callable[[], bool]) -> None:
-        """Listen until `wanted` returns False.
+    def listen(self) -> None:
+        """Listen while it is wanted.
 
         Raises:
             LockUnavailable, LockConfigError: no master can be listened to.
         """
         asked_at = 0.0
         try:
-            while wanted():
+            while self.listener.wanted():
                 now = time.monotonic()
                 if now - asked_at >= _ASK_EVERY or any(ear.error for ear in self._ears.values()):
                     asked_at = now
@@ -181,10 +180,10 @@ class ClusterInbox:
             subscription = Subscription(partial(self.connect, node), channels, sharded=True)
             # The thread before this one ends only now: a notice that is heard twice does no harm.
             ear.hears()
-            self.ready()
+            self.listener.ready()
             while not ear.over:
                 if (notice := subscription.hear(STILL_WANTED)) is not None:
-                    self.hear(notice)
+                    self.listener.hear(notice)
         except RelockError as error:
             ear.fails(error)
         except Exception as error:  # noqa: BLE001 - whatever it is, a new thread tries again
