@@ -212,8 +212,7 @@ def test_every_key_that_the_verbs_leave_or_touch_is_of_the_type_in_its_header(
         if client.exists(key)
     }
     assert set(types) == {
-        *("meta", "lock", "queue", "waiters", "tombstone", "due", "live", "parked"),
-        *("messages", "sent"),
+        *("meta", "lock", "tombstone", "due", "live", "parked", "sent"),
     }
     for script in scripts().values():
         for one in script.keys:

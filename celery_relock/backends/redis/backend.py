@@ -199,7 +199,7 @@ class RedisBackend:
         times = (request.gap, request.delay, request.moment, request.life)
         millis = [str(round(each * 1000)) for each in times]
         args = [execution_id, request.task, request.label, *millis]
-        keys = self.keys.place(request.line, execution_id)
+        keys = self.keys.claim([request.line], execution_id)
         if marker is not None:
             keys += [self.keys.lock(marker.names[0])]
             args += [marker.execution_id, _ms(marker.lease), marker.label]
