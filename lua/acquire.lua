@@ -55,9 +55,9 @@ if is_free then
   return { ok = 'HELD ' .. fence .. ' 0' }
 end
 
--- Uses: lib/module, lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/lines, lib/turns, lib/claim
+-- Uses: lib/module, lib/base, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/lines, lib/turns, lib/claim
 
-local call = Call.begin(meta)
+local call = Base.begin(meta)
 local locks, limits, is_known = {}, {}, is_parked
 for limit in string.gmatch(every_limit, '%d+') do
   table.insert(limits, tonumber(limit))

@@ -7,11 +7,11 @@
 -- Reply {JOINED, index}: nothing has changed: others hold this lock as well, and rely on it
 -- Reply {LOST}: nothing has changed: the attempt does not hold all of the locks
 -- Keeps: a hold that others have re-entered stays exclusive; the first waiters get in first; sent twice it acts once
--- Uses: lib/publish, lib/module, lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/lines, lib/turns
+-- Uses: lib/publish, lib/module, lib/base, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/lines, lib/turns
 
 local meta, keys = KEYS[1], KEYS
 local execution, attempt = ARGV[1], ARGV[2]
-local call = Call.begin(meta)
+local call = Base.begin(meta)
 Base.write_without_memory(call.prefix)
 
 local locks = {}

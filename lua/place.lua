@@ -15,7 +15,7 @@
 -- Reply {BUSY, index, ms, fence, owner, label, waiting, parked, shared, kept}: another call has the marker, as in acquire; no place
 -- Reply {ENDED}: the execution has begun, or has ended, already
 -- Keeps: tickets rise in the order of the commands, or of the times that calls are due; a duplicate takes no place; sent twice it acts once
--- Uses: lib/module, lib/base, lib/call, lib/holds
+-- Uses: lib/module, lib/base, lib/holds
 
 local meta, tombstone, lock = KEYS[1], KEYS[2], KEYS[3]
 local execution, task, label = ARGV[1], ARGV[2], ARGV[3]
@@ -85,7 +85,7 @@ if not options[8] then
 end
 local marker_hold, lease, who = options[8], tonumber(options[9]), options[10]
 
-local marker = Holds.open(Call.begin(meta), keys[4])
+local marker = Holds.open(Base.begin(meta), keys[4])
 local oldest, holder = Holds.oldest(marker)
 if oldest and not marker.holds[marker_hold] then
   local text = redis.call('HGET', marker.key, '@' .. holder) or ''

@@ -6,11 +6,11 @@
 -- Reply {WITHDRAWN}: it has left its queues
 -- Reply {GONE}: it was not parked; or its execution has begun, and only its message can come again
 -- Keeps: a revoked or expired execution holds up nobody
--- Uses: lib/publish, lib/module, lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/lines, lib/turns
+-- Uses: lib/publish, lib/module, lib/base, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/lines, lib/turns
 
 local meta, tombstone = KEYS[1], KEYS[2]
 local execution, remember = ARGV[1], tonumber(ARGV[2])
-local call = Call.begin(meta)
+local call = Base.begin(meta)
 Base.write_without_memory(call.prefix)
 
 if not Turns.withdraw(call, execution) then

@@ -83,12 +83,6 @@ function Parked.hand_out(call, lock, execution, waiter)
   return true
 end
 
--- A worker has received the message, so it is not published again before `back`.
-function Parked.put_off(call, lock, execution, waiter, back)
-  waiter.back = math.max(waiter.back, back)
-  Queue.write_all(call, lock, execution, waiter)
-end
-
 -- Whether the executions behind a parked one can have a turn: its message is on its way.
 function Parked.may_look_behind(call, lock, execution, waiter, caller)
   if Queue.behind_itself(call, lock, execution, waiter) then
