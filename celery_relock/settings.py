@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from .engine.protocol import REMEMBER
+from .engine.protocol import MOST_PARKED, REMEMBER
 from .errors import LockConfigError
 from .naming.callables import called
 from .options import OPTION_NAMES, unknown
@@ -58,7 +58,7 @@ class BackendSettings(NamedTuple):
     transport: Mapping[str, Any] | None = None
     replicas: tuple[int, float] = (0, 1.0)
     remember: float = REMEMBER
-    most_parked: tuple[int, int] = (1_000_000, 1_000_000_000)
+    most_parked: tuple[int, int] = MOST_PARKED
 
     @property
     def in_memory(self) -> bool:

@@ -14,7 +14,7 @@
 -- ARGV[4] place: text, how to queue as JSON: `wait`, or `message` and what belongs to it; missing does not queue
 -- Reply {HELD, fence, reentered, …}: the execution has all locks; a pair per lock
 -- Reply {WAIT, rank, ms}: queued at this rank; look again after ms, when the next lease ends
--- Reply {PARKED, rank, execution, name, message, …}: the message is in the queue at this rank; messages to resume
+-- Reply {PARKED, rank}: the message is in the queue at this rank
 -- Reply {FULL, index, count, bytes}: no room: so many messages are parked at the lock with this index; index 0 for all locks
 -- Reply {BUSY, index, ms, fence, owner, label, waiting, parked, shared, kept}: another holds it; is this one parked, the hold shared, kept?
 -- Reply {DEADLOCK, lock, label, …}: waiting would never end: the holder of the lock waits for the next lock, and so on
@@ -55,10 +55,9 @@ if is_free then
   return { ok = 'HELD ' .. fence .. ' 0' }
 end
 
--- Uses: lib/module, lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/lines, lib/turns, lib/claim
+-- Uses: lib/module, lib/base, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/lines, lib/turns, lib/claim
 
-local call = Call.begin(meta)
-call.by = execution .. ' ' .. attempt
+local call = Base.begin(meta)
 local locks, limits, is_known = {}, {}, is_parked
 for limit in string.gmatch(every_limit, '%d+') do
   table.insert(limits, tonumber(limit))
@@ -179,7 +178,6 @@ local function parked_before(at)
       Turns.promote(call, lock)
     end
   end
-  Parked.settle(call, asked.home)
   return parked_at(at)
 end
 
@@ -264,8 +262,5 @@ local reply = answer()
 -- Only now: what this execution has left must be free to others, and what it has acquired must not.
 if #call.to_promote > 0 then
   Turns.promote_others(call)
-end
-for _, each in ipairs(reply[1] == 'PARKED' and call.messages or {}) do
-  table.insert(reply, each)
 end
 return reply

@@ -16,7 +16,7 @@
 -- Reply {NONE}: the burst is over, or there is none
 -- Reply {FULL, index, count, bytes}: no room: so many messages are parked at the lock (1) or in all (0)
 -- Keeps: a message that was handed out is never replaced; a burst ends after its longest time; sent twice it acts once
--- Uses: lib/publish, lib/module, lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/claim
+-- Uses: lib/publish, lib/module, lib/base, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/claim
 
 local meta, tombstone, key = KEYS[1], KEYS[2], KEYS[3]
 local burst, caller, known, exactly = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1'
@@ -29,7 +29,7 @@ local before = redis.call('GET', tombstone)
 if before then
   return { 'PARKED', before }
 end
-local call = Call.begin(meta)
+local call = Base.begin(meta)
 local lock = Holds.open(call, key)
 lock.index_of_claim = 1
 

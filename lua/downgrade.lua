@@ -3,17 +3,15 @@
 -- KEYS[2..] lock: hash, the holds of a lock; one key per lock
 -- ARGV[1] execution: id, the execution of one message
 -- ARGV[2] attempt: id, the attempt that acquired the locks
--- ARGV[3] homes: ids with spaces between, the brokers that the caller can publish to; empty for none
--- Reply {SHARED, execution, name, message, …}: the locks are shared; messages to resume
+-- Reply {SHARED}: the locks are shared
 -- Reply {JOINED, index}: nothing has changed: others hold this lock as well, and rely on it
 -- Reply {LOST}: nothing has changed: the attempt does not hold all of the locks
 -- Keeps: a hold that others have re-entered stays exclusive; the first waiters get in first; sent twice it acts once
--- Uses: lib/publish, lib/module, lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/lines, lib/turns
+-- Uses: lib/publish, lib/module, lib/base, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/lines, lib/turns
 
 local meta, keys = KEYS[1], KEYS
-local execution, attempt, homes = ARGV[1], ARGV[2], ARGV[3]
-local call = Call.begin(meta)
-call.home, call.by = homes, execution .. ' ' .. attempt
+local execution, attempt = ARGV[1], ARGV[2]
+local call = Base.begin(meta)
 Base.write_without_memory(call.prefix)
 
 local locks = {}
@@ -36,4 +34,4 @@ for _, lock in ipairs(locks) do
     Turns.promote(call, lock)
   end
 end
-return { 'SHARED', unpack(call.messages) }
+return { 'SHARED' }

@@ -4,11 +4,11 @@
 -- ARGV[1] execution: id, only this execution's hold; empty releases all
 -- Reply {{execution, fence, owner, label}, …}: the holds that were released, or the place whose message a line waited for
 -- Keeps: a holder that loses its hold is notified at once; the next waiters get in
--- Uses: lib/publish, lib/module, lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/lines, lib/turns
+-- Uses: lib/publish, lib/module, lib/base, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/lines, lib/turns
 
 local meta, key = KEYS[1], KEYS[2]
 local only = ARGV[1]
-local call = Call.begin(meta)
+local call = Base.begin(meta)
 Base.write_without_memory(call.prefix)
 local lock = Holds.open(call, key)
 

@@ -6,10 +6,10 @@
 -- Reply {{WAIT, rank, ms}, …}: still queued; look again after ms, when the next lease ends
 -- Reply {{LOST}, …}: no hold and no place: the lease ran out, or the key is foreign
 -- Keeps: a lost wake-up delays by one heartbeat; waiters find a dead holder; a foreign key hurts its own lock alone
--- Uses: lib/publish, lib/module, lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/lines, lib/turns
+-- Uses: lib/publish, lib/module, lib/base, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/lines, lib/turns
 
 local meta, keys, claims = KEYS[1], KEYS, ARGV
-local call = Call.begin(meta)
+local call = Base.begin(meta)
 Base.write_without_memory(call.prefix)
 
 local function keep_place(beat)

@@ -2,12 +2,7 @@
 -- KEYS[1] meta: hash, the bucket's fencing token and layout
 -- KEYS[2] tombstone: string, how the execution ended
 -- KEYS[3] lock: hash, the lock in whose queue the places are
--- KEYS[4] queue: sorted set, the places by their tickets
--- KEYS[5] waiters: hash, what is known of each place
--- KEYS[6] messages: hash, the messages that are parked there
--- KEYS[7] sent: hash, the line of each execution, and the execution of each task
--- KEYS[8] due: sorted set, when to look at which line
--- KEYS[9..] lock: hash, the call's dedup marker, if it is to have one
+-- KEYS[4..] lock: hash, the call's dedup marker, if it is to have one
 -- ARGV[1] execution: id, the execution of the message
 -- ARGV[2] task: id, of the task; a revoke names it
 -- ARGV[3] label: text, the call for people
@@ -20,15 +15,17 @@
 -- Reply {BUSY, index, ms, fence, owner, label, waiting, parked, shared, kept}: another call has the marker, as in acquire; no place
 -- Reply {ENDED}: the execution has begun, or has ended, already
 -- Keeps: tickets rise in the order of the commands, or of the times that calls are due; a duplicate takes no place; sent twice it acts once
--- Uses: lib/module, lib/base, lib/call, lib/holds
+-- Uses: lib/module, lib/base, lib/holds
 
 local meta, tombstone, lock = KEYS[1], KEYS[2], KEYS[3]
-local queue, waiters, messages, sent, due_at = KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local execution, task, label = ARGV[1], ARGV[2], ARGV[3]
 local keys, options = KEYS, ARGV
 local gap, delay, moment, life = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 
-local name = string.sub(lock, string.len(meta) - 1)
+local prefix = string.sub(meta, 1, -5)
+local name = string.sub(lock, string.len(prefix) + 3)
+local queue, waiters, messages = prefix .. 'q:' .. name, prefix .. 'w:' .. name, prefix .. 'm:' .. name
+local sent, due_at = prefix .. 'sent', prefix .. 'due'
 local micros = Base.micros()
 local now = math.floor(micros / 1000)
 local due = math.max(now + delay, moment)
@@ -83,12 +80,12 @@ local function take_place()
   return { 'PLACED', ticket }
 end
 
-if not keys[9] then
+if not options[8] then
   return take_place()
 end
 local marker_hold, lease, who = options[8], tonumber(options[9]), options[10]
 
-local marker = Holds.open(Call.begin(meta), keys[9])
+local marker = Holds.open(Base.begin(meta), keys[4])
 local oldest, holder = Holds.oldest(marker)
 if oldest and not marker.holds[marker_hold] then
   local text = redis.call('HGET', marker.key, '@' .. holder) or ''

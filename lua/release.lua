@@ -37,9 +37,9 @@ if by == attempt and redis.call('EXISTS', queue, ends) == 0 then
   return { ok = 'RELEASED 1' }
 end
 
--- Uses: lib/module, lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/lines, lib/turns
+-- Uses: lib/module, lib/base, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/lines, lib/turns
 
-local call = Call.begin(meta)
+local call = Base.begin(meta)
 call.home, call.by = homes, execution .. ' ' .. attempt
 keep = tonumber(keep)
 Base.write_without_memory(prefix)

@@ -7,11 +7,11 @@
 -- ARGV[4] tasks: ids with spaces between, tasks whose message to hand out at once, with or without a lock
 -- Reply {ms, passed, execution, name, message, …}: when the next look is due, -1 for never; calls that were passed over; messages to resume
 -- Keeps: a parked message is resumed even if the process that should resume it has died; a foreign key hurts its own lock alone
--- Uses: lib/publish, lib/module, lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/lines, lib/turns
+-- Uses: lib/publish, lib/module, lib/base, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/lines, lib/turns
 
 local meta, due = KEYS[1], KEYS[2]
 local homes, by, most, tasks = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
-local call = Call.begin(meta)
+local call = Base.begin(meta)
 call.home, call.by = homes, by
 Base.write_without_memory(call.prefix)
 

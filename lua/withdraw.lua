@@ -3,16 +3,14 @@
 -- KEYS[2] tombstone: string, how the execution ended
 -- ARGV[1] execution: id, the execution of one message
 -- ARGV[2] remember: ms, life of the tombstone; 0 for none, if its message may come again
--- ARGV[3] homes: ids with spaces between, the brokers that the caller can publish to; empty for none
--- Reply {WITHDRAWN, execution, name, message, …}: it has left its queues; messages to resume
+-- Reply {WITHDRAWN}: it has left its queues
 -- Reply {GONE}: it was not parked; or its execution has begun, and only its message can come again
 -- Keeps: a revoked or expired execution holds up nobody
--- Uses: lib/publish, lib/module, lib/base, lib/call, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/lines, lib/turns
+-- Uses: lib/publish, lib/module, lib/base, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/lines, lib/turns
 
 local meta, tombstone = KEYS[1], KEYS[2]
-local execution, remember, homes = ARGV[1], tonumber(ARGV[2]), ARGV[3]
-local call = Call.begin(meta)
-call.home, call.by = homes, execution
+local execution, remember = ARGV[1], tonumber(ARGV[2])
+local call = Base.begin(meta)
 Base.write_without_memory(call.prefix)
 
 if not Turns.withdraw(call, execution) then
@@ -21,4 +19,4 @@ end
 if remember > 0 then
   redis.call('SET', tombstone, '*', 'PX', remember)
 end
-return { 'WITHDRAWN', unpack(call.messages) }
+return { 'WITHDRAWN' }

@@ -35,6 +35,7 @@ from ..engine.protocol import (
     PAUSE,
     REMEMBER_CALL,
     SHARED,
+    STILL_WANTED,
     Answer,
     Burst,
     Claim,
@@ -47,6 +48,7 @@ from ..engine.protocol import (
     Full,
     Held,
     HoldInfo,
+    Listener,
     LockState,
     Message,
     Notice,
@@ -74,8 +76,6 @@ _DAY = 86_400.0
 _MOST = 100
 # What is remembered of an execution that was replaced before it had begun.
 _REPLACED = "* replaced"
-# Seconds after which a listener checks again whether it is still wanted.
-_STILL_WANTED = 2.0
 
 # How many permits messages on their way will need: `exclusive` and `shared` ones.
 _Promised: TypeAlias = "Counter[str]"
@@ -107,11 +107,11 @@ class _Place:
     """Where an execution stands in the queues of all its locks.
 
     Attributes:
+        claim: of the attempt that has it; without ancestors if it waits, as it has joined their
+            permits already.
         limits: the locks that it wants, each with the limit of permits that it goes by, or
             `SHARED`.
-        lease: the length of the hold that it will get.
         life, expiry: unless parked, how long the place lives without a heartbeat, and when it ends.
-        stuck: the executions whose holds cannot end before this execution has its locks.
         unheard: when its turn came first while nobody listened at its inbox.
         request: the parked message; None for a place that waits in a process.
         arrived: whether the message came back too early, so that its attempt has this place now.
@@ -127,19 +127,12 @@ class _Place:
             message has come since.
     """
 
-    execution_id: str
-    attempt_id: str
-    owner: str
+    claim: Claim
     inbox: str
-    label: str
-    by_owner: bool
     limits: dict[str, int]
-    lease: float
     life: float
     expiry: float
-    stuck: tuple[str, ...] = ()
     unheard: float | None = None
-    ancestors: tuple[str, ...] = ()
     request: ParkRequest | None = None
     arrived: bool = False
     first: float | None = None
@@ -157,6 +150,10 @@ class _Place:
     later: int = 0
     published: float = 0.0
     seen: int = 0
+
+    @property
+    def execution_id(self) -> str:
+        return self.claim.execution_id
 
     @property
     def parked(self) -> bool:
@@ -329,7 +326,6 @@ class _Command:
         self.by = by
         self.messages: list[Message] = []
         self._given: set[str] = set()
-        self._untold: list[_Place] = []
         self._opened: dict[str, _Lock] = {}
         # Where waiters for several locks have left.
         self._to_promote: deque[_Lock] = deque()
@@ -363,30 +359,28 @@ class _Command:
         self.state.fence = max(self.state.fence + 1, int(self.now * 1e6))
         return self.state.fence
 
-    def permit_of(
-        self, lock: _Lock, execution_id: str, asks: Claim | _Place, limit: int
-    ) -> int | None:
+    def permit_of(self, lock: _Lock, claim: Claim, limit: int) -> int | None:
         """The token of the newest permit that an execution can join without waiting. An exclusive
         claim cannot join a shared permit: the other sharers rely on what they read."""
-        fence = self._of_kin(lock, execution_id, asks)
+        fence = self._of_kin(lock, claim)
         return None if limit != SHARED and lock.readers else fence
 
-    def is_reentered(self, lock: _Lock, execution_id: str, asks: Claim) -> bool:
+    def is_reentered(self, lock: _Lock, claim: Claim) -> bool:
         """Whether a holder joined the permit of its kin; also for a repeated command."""
-        hold = lock.holds[execution_id]
+        hold = lock.holds[claim.execution_id]
         if not hold.shared:
             return sum(each.fence == hold.fence for each in lock.holds.values()) > 1
-        return self._of_kin(lock, execution_id, asks) is not None
+        return self._of_kin(lock, claim) is not None
 
-    def _of_kin(self, lock: _Lock, execution_id: str, asks: Claim | _Place) -> int | None:
+    def _of_kin(self, lock: _Lock, claim: Claim) -> int | None:
         """The permit that is kept for the execution; else the newest permit of its owner, or of an
         ancestor that has a live hold and the same owner."""
-        if kept := lock.kept(execution_id):
+        if kept := lock.kept(claim.execution_id):
             return kept.fence
-        among = [*lock.holds] if asks.by_owner else [*asks.ancestors]
-        among = [each for each in among if each != execution_id and each in lock.holds]
+        among = [*lock.holds] if claim.by_owner else [*claim.ancestors]
+        among = [each for each in among if each != claim.execution_id and each in lock.holds]
         holds = map(lock.holds.__getitem__, among)
-        return max((hold.fence for hold in holds if hold.owner == asks.owner), default=None)
+        return max((hold.fence for hold in holds if hold.owner == claim.owner), default=None)
 
     def next_lapse(self, lock: _Lock) -> float:
         """Seconds until the next lease ends; 0 without a hold."""
@@ -511,7 +505,7 @@ class _Command:
         # A parked execution has no process: a late heartbeat must not acquire the lock for nobody.
         if place is None or place.parked or self.is_gone(place):
             return None
-        if place.attempt_id != beat.attempt_id:
+        if place.claim.attempt_id != beat.attempt_id:
             return None
         place.life, place.expiry = beat.waiter_lease, self.now + beat.waiter_lease
         return place
@@ -528,7 +522,7 @@ class _Command:
             is_early = self.now - place.first < _OVERDUE
             # Older arguments must not run after newer ones while somebody can publish them.
             is_early = is_early or (lock.is_burst and not place.untold)
-        if not is_early or self.permit_of(lock, place.execution_id, place, limit) is not None:
+        if not is_early or self.permit_of(lock, place.claim, limit) is not None:
             return Counter()
         return Counter(shared=1) if limit == SHARED else Counter(exclusive=1)
 
@@ -563,18 +557,10 @@ class _Command:
             place.untold = True
             self.state.owed[request.home].setdefault(execution_id, self.now)
             self.tell("parked", Notice("parked", execution_id, request.home))
-            self._untold.append(place)
         # A burst is published, not executed: without a report the broker cannot be reached.
         is_burst = next(iter(place.limits)).startswith(DEBOUNCE)
         longest = 2 * _TRIP if is_burst else _LONGEST
         place.back = self.now + min(_TRIP * 2 ** max(place.sent - 1, 0), longest)
-
-    def settle(self, homes: str) -> None:
-        """Hand the caller the messages of this command that it can publish to these homes."""
-        self.homes = homes.split()
-        for place in self._untold:
-            if self.can_send(place) and place.execution_id not in self._given:
-                self.hand_out(place)
 
     def may_look_behind(self, lock: _Lock, place: _Place, caller: str) -> bool:
         """Whether the places behind a parked place can have a turn: its message is on its way."""
@@ -641,7 +627,7 @@ class _Command:
         fences: dict[str, int | None] = {}
         for lock in self.wanted(place):
             limit = place.limits[lock.name]
-            fences[lock.name] = self.permit_of(lock, place.execution_id, place, limit)
+            fences[lock.name] = self.permit_of(lock, place.claim, limit)
             if fences[lock.name] is None:
                 ahead = (
                     self._ahead[lock.name]
@@ -664,12 +650,12 @@ class _Command:
         and cannot be reached is passed over for the life of its place, and then has the lock until
         its next heartbeat finds it, or for as long again."""
         execution_id, limits, new = place.execution_id, place.limits, None
-        lease = place.lease
+        lease = place.claim.lease
         for name, fence in fences.items():
             new = self.next_fence() if fence is None and new is None else new
             fences[name] = new if fence is None else fence
         told = tuple(fence for fence in fences.values() if fence is not None)
-        granted = Notice("granted", execution_id, place.attempt_id, told[0])
+        granted = Notice("granted", execution_id, place.claim.attempt_id, told[0])
         if execution_id != caller and not self.tell(place.inbox, granted):
             place.unheard = self.now if place.unheard is None else place.unheard
             if self.now - place.unheard < place.life:
@@ -677,15 +663,11 @@ class _Command:
             lease = place.life
         self.leave(place)
         self._note_others(place)
+        expiry = self.now + lease
         for lock, fence in zip(self.wanted(place), told, strict=True):
             shared = limits[lock.name] == SHARED
-            lock.write(execution_id, self.hold_of(place, fence, lease, shared))
+            lock.write(execution_id, _hold_of(place.claim, place.inbox, fence, expiry, shared))
         return True
-
-    def hold_of(self, place: _Place, fence: int, lease: float, shared: bool) -> _Hold:
-        """What a place becomes when its turn comes."""
-        of, expiry = (place.attempt_id, place.owner, fence), self.now + lease
-        return _Hold(*of, expiry, place.inbox, place.label, shared)
 
     def enter_or_send(
         self, place: _Place, fences: dict[str, int | None] | None, caller: str
@@ -702,8 +684,8 @@ class _Command:
     def join(self, lock: _Lock, owner: str, caller: str) -> None:
         """Let waiters of an owner that has just acquired the lock join its permit."""
         for place in list(lock.queue.values()):
-            joins = place.by_owner and place.owner == owner and not self.is_gone(place)
-            joins = joins and place.execution_id != self._leaving
+            joins = place.claim.by_owner and place.claim.owner == owner
+            joins = joins and not self.is_gone(place) and place.execution_id != self._leaving
             if joins and not self.stands_behind_itself(place):
                 self.enter_or_send(place, self.admission(place), caller)
 
@@ -757,9 +739,9 @@ class _Command:
                 is_ahead = True
             elif not self.enter_or_send(place, fences, caller):
                 self.count(lock, place, self._ahead[lock.name])
-            elif place.by_owner:
+            elif place.claim.by_owner:
                 for each in self.wanted(place):
-                    self.join(each, place.owner, caller)
+                    self.join(each, place.claim.owner, caller)
         return is_ahead
 
     def _may_be_passed(self, lock: _Lock, place: _Place, caller: str) -> bool:
@@ -775,7 +757,7 @@ class _Command:
             self.promote(lock, me)
         # `join` let in only waiters that could be notified, and only beside a holder that also
         # re-enters by owner.
-        if not lock.has(me) and (place.by_owner or lock.kept(me)):
+        if not lock.has(me) and (place.claim.by_owner or lock.kept(me)):
             fences = self.admission(place)
             if fences is not None:
                 self.grant(place, fences, me)
@@ -817,12 +799,13 @@ class _Command:
     def _let_into_line(self, lock: _Lock, place: _Place, caller: str) -> None:
         """Let in a call whose turn has come. Its fencing token is its ticket, which proves that no
         later call overtook it. If its message can come again, its place stays in front."""
-        fence = place.ticket or self.next_fence()
-        granted = Notice("granted", place.execution_id, place.attempt_id, fence)
-        if place.execution_id != caller and not self.tell(place.inbox, granted):
+        claim, fence = place.claim, place.ticket or self.next_fence()
+        granted = Notice("granted", claim.execution_id, claim.attempt_id, fence)
+        if claim.execution_id != caller and not self.tell(place.inbox, granted):
             return  # its next heartbeat asks
-        lock.write(place.execution_id, self.hold_of(place, fence, place.lease, shared=False))
-        if place.ordered is None or not place.owner.startswith(COMES_AGAIN):
+        hold = _hold_of(claim, place.inbox, fence, self.now + claim.lease, shared=False)
+        lock.write(claim.execution_id, hold)
+        if place.ordered is None or not claim.owner.startswith(COMES_AGAIN):
             self.leave(place)
             return
         self.unpark(place)
@@ -852,7 +835,8 @@ class _Command:
             return False
         if is_waited_for and place.turn is not None and late <= self.now:
             waited = self.now - place.turn
-            self.state.passed.append(Passed(lock.name, place.execution_id, place.label, waited))
+            of = place.execution_id, place.claim.label
+            self.state.passed.append(Passed(lock.name, *of, waited))
             self.leave(place)
             self._pass_on_turn(lock, place)
             return False
@@ -867,7 +851,7 @@ class _Command:
         """Whether a call behind the first place in the line waits in its process, or its message
         comes again: it came, and is too large to be parked."""
         behind = islice(lock.queue.values(), 1, None)
-        return any(each.attempt_id != KEPT and not self.is_gone(each) for each in behind)
+        return any(each.claim.attempt_id != KEPT and not self.is_gone(each) for each in behind)
 
     def _ticket_of_later(self, lock: _Lock, caller: str) -> int:
         """The ticket of a call that is here while the first place in the line keeps it waiting."""
@@ -881,7 +865,7 @@ class _Command:
         for as long, if a call behind it was here by then. Not that of a retry, which has its own
         time, nor one that had come: it comes again."""
         place = next(iter(lock.queue.values()), None)
-        if place is None or place.attempt_id != KEPT or place.published:
+        if place is None or place.claim.attempt_id != KEPT or place.published:
             return
         if place.ticket < passed.later:
             place.turn, place.later = passed.turn, passed.later
@@ -940,7 +924,7 @@ class _Command:
         waits: dict[str, dict[_Place, None]] = defaultdict(dict)
         for lock in self.state.locks.values():
             for place in lock.queue.values():
-                for hold in () if self.is_gone(place) else place.stuck:
+                for hold in () if self.is_gone(place) else place.claim.stuck:
                     waits[hold][place] = None
         return _Search(waits, frozenset(stuck), passes)
 
@@ -994,7 +978,7 @@ class _Command:
         found = None
         for place in search.waits.get(execution_id, ()):
             if path := self._from_claim(search, place):
-                found = (place.label, *path)
+                found = (place.claim.label, *path)
                 break
         search.open.discard(execution_id)
         if found is None:  # what was found stuck meanwhile can have relied on this hold
@@ -1037,7 +1021,7 @@ class _Command:
                 path = self._from_claim(search, place, lock)
                 search.visited.discard(place)
                 if path:
-                    return (lock.name, place.label, *path)
+                    return (lock.name, place.claim.label, *path)
         return ()
 
     # --- inboxes ----------------------------------------------------------------------------------
@@ -1064,7 +1048,7 @@ class _Acquire(_Command):
         waiter_lease: float = 0.0,
         request: ParkRequest | None = None,
     ) -> None:
-        super().__init__(state, now, by=f"{claim.execution_id} {claim.attempt_id}")
+        super().__init__(state, now)
         self.claim = claim
         self.me = claim.execution_id
         self.inbox = inbox
@@ -1079,7 +1063,7 @@ class _Acquire(_Command):
         # Only now: what this execution has left must be free to others, and what it has acquired
         # must not.
         self.promote_others()
-        return found._replace(messages=tuple(self.messages)) if isinstance(found, Parked) else found
+        return found
 
     def _answer(self) -> Answer | Parked | Full:
         refused = self._refusal()
@@ -1122,7 +1106,8 @@ class _Acquire(_Command):
         place = self._place(wanted)
         if any(lock.has(self.me) for lock in self.locks):
             # What it has joined cannot end before it has the rest.
-            place.stuck = (*place.stuck, self.me)
+            stuck = (*place.claim.stuck, self.me)
+            place.claim = place.claim._replace(stuck=stuck)
         self._enqueue(place, before_all=self.passes)
         return Queued(blocked.rank(self.me), self.next_lapse(blocked))
 
@@ -1149,7 +1134,7 @@ class _Acquire(_Command):
         mine = self.claim.attempt_id
         for lock in self.locks:
             place = lock.queue.get(self.me)
-            if place and place.parked and place.attempt_id == mine and not place.arrived:
+            if place and place.parked and place.claim.attempt_id == mine and not place.arrived:
                 return self._busy(lock) if self.request is None else self._parked_before(lock)
         return None
 
@@ -1158,8 +1143,6 @@ class _Acquire(_Command):
         for lock in self.locks:
             if lock.queue:
                 self.promote(lock)
-        assert self.request is not None
-        self.settle(self.request.home)
         return Parked(at.rank(self.me) if self.me in at.queue else 0)
 
     def _other_attempt(self) -> tuple[float, str, bool] | None:
@@ -1171,8 +1154,8 @@ class _Acquire(_Command):
             if hold and hold.attempt_id not in (mine, KEPT) and found is None:
                 found = hold.expiry - self.now, hold.label, True
             waits = place is not None and not place.parked and place.expiry > self.now
-            if place is not None and waits and place.attempt_id != mine:
-                return place.expiry - self.now, place.label, False
+            if place is not None and waits and place.claim.attempt_id != mine:
+                return place.expiry - self.now, place.claim.label, False
         return found
 
     def _take_over_places(self) -> None:
@@ -1189,18 +1172,17 @@ class _Acquire(_Command):
             place = lock.queue.get(self.me)
             if place is None or not self._is_for_this(place):
                 continue
-            is_its_message = not self.holds and place.attempt_id != claim.attempt_id
+            is_its_message = not self.holds and place.claim.attempt_id != claim.attempt_id
             if is_its_message if place.parked else asks and place.expiry <= self.now:
-                place.attempt_id, place.inbox = claim.attempt_id, self.inbox
-                place.label = claim.label
-                place.owner, place.by_owner, place.lease = claim.owner, claim.by_owner, claim.lease
+                ancestors = claim.ancestors if place.parked else ()
+                place.claim = claim._replace(ancestors=ancestors, stuck=place.claim.stuck)
+                place.inbox = self.inbox
                 # The declaration of the task can have changed since: the limits are those of this
                 # attempt.
                 place.limits = {name: self.limits.get(name, n) for name, n in place.limits.items()}
                 if not place.awaited:
                     place.life = self.waiter_lease or claim.lease
                     place.expiry = self.now + place.life
-                place.ancestors = claim.ancestors if place.parked else ()
                 # The attempt that comes with a message is another than the one that parked it.
                 place.arrived = place.parked
 
@@ -1216,7 +1198,7 @@ class _Acquire(_Command):
         missing = [lock for lock in self.locks if lock.name not in place.limits]
         return place.limits.keys() <= self.limits.keys() and all(
             lock.has(self.me)
-            or self.permit_of(lock, self.me, self.claim, self.limits[lock.name]) is not None
+            or self.permit_of(lock, self.claim, self.limits[lock.name]) is not None
             for lock in missing
         )
 
@@ -1233,7 +1215,7 @@ class _Acquire(_Command):
             if lock.has(self.me):
                 continue
             limit = self.limits[lock.name]
-            fence = self.permit_of(lock, self.me, self.claim, limit)
+            fence = self.permit_of(lock, self.claim, limit)
             if fence is not None:
                 joined[lock] = fence
                 continue
@@ -1258,13 +1240,12 @@ class _Acquire(_Command):
             # A repeated command renews the lease: this answer promises the whole of it.
             hold.expiry = max(hold.expiry, self.now + self.claim.lease)
             fences.append(hold.fence)
-            reentered.append(self.is_reentered(lock, self.me, self.claim))
+            reentered.append(self.is_reentered(lock, self.claim))
         return Held(tuple(fences), tuple(reentered))
 
     def _hold(self, lock: _Lock, fence: int) -> None:
-        claim, expiry = self.claim, self.now + self.claim.lease
-        of, shared = (claim.attempt_id, claim.owner, fence), self.limits[lock.name] == SHARED
-        lock.write(self.me, _Hold(*of, expiry, self.inbox, claim.label, shared))
+        expiry, shared = self.now + self.claim.lease, self.limits[lock.name] == SHARED
+        lock.write(self.me, _hold_of(self.claim, self.inbox, fence, expiry, shared))
 
     def _busy(self, lock: _Lock) -> Conflict:
         is_parked, waiting = self.me in lock.messages, len(lock.queue)
@@ -1292,19 +1273,9 @@ class _Acquire(_Command):
 
     def _place(self, wanted: dict[str, int]) -> _Place:
         claim, life = self.claim, self.waiter_lease or self.claim.lease
-        return _Place(
-            self.me,
-            claim.attempt_id,
-            claim.owner,
-            self.inbox,
-            claim.label,
-            claim.by_owner,
-            dict(wanted),
-            claim.lease,
-            life,
-            self.now + life,
-            claim.stuck,
-        )
+        if self.request is None:
+            claim = claim._replace(ancestors=())
+        return _Place(claim, self.inbox, dict(wanted), life, self.now + life)
 
     def _enqueue(self, place: _Place, before_all: bool = False) -> None:
         """Enter a place into the queues of all its locks at once. So the order is the same in all
@@ -1355,7 +1326,7 @@ class _Acquire(_Command):
         assert request is not None
         place = self._place(wanted)
         self._enqueue(place, before_all=is_copy or self.passes)
-        place.request, place.ancestors = request, self.claim.ancestors
+        place.request = request
         state.parked[self.me], state.of_task[request.task] = place, self.me
         state.parked_bytes += len(request.message.encode())
         if request.patience is not None:
@@ -1364,7 +1335,6 @@ class _Acquire(_Command):
             lock.messages.add(self.me)
             self._ahead.setdefault(lock.name, _Ahead())
             self.schedule(lock)
-        self.settle(request.home)
         return Parked(at.rank(self.me))
 
     def debounce(self, call: Debounce) -> Parked | Burst | Full | None:
@@ -1376,7 +1346,9 @@ class _Acquire(_Command):
         if place is None and call.burst is not None:
             return None
         if place is not None:
-            is_last = not call.exactly or (call.burst and place.attempt_id == call.burst.call_id)
+            is_last = not call.exactly or (
+                call.burst and place.claim.attempt_id == call.burst.call_id
+            )
             if call.burst is None or place.execution_id != self.me or not is_last:
                 return _told(place, call.exactly)
         if full := self._full(self.limits):
@@ -1475,10 +1447,8 @@ class MemoryBackend:
                 command.remember_end(execution_id, attempt_id, ended, remember)
             return Released(had, tuple(command.messages))
 
-    def downgrade(
-        self, names: Sequence[str], execution_id: str, attempt_id: str, home: str = ""
-    ) -> Downgraded:
-        with self._executes(_Command, home, f"{execution_id} {attempt_id}") as command:
+    def downgrade(self, names: Sequence[str], execution_id: str, attempt_id: str) -> Downgraded:
+        with self._executes(_Command) as command:
             holds: list[_Hold] = []
             for lock in map(command.lock, names):
                 hold = lock.holds.get(execution_id)
@@ -1491,7 +1461,7 @@ class MemoryBackend:
                 hold.shared = True
             for lock in map(command.lock, names):
                 command.promote(lock)
-            return Downgraded(messages=tuple(command.messages))
+            return Downgraded()
 
     def resume(self, home: str, by: str, tasks: Sequence[str] = ()) -> Resumed:
         with self._executes(_Command, home, by) as command:
@@ -1542,12 +1512,12 @@ class MemoryBackend:
             self.state.due.setdefault(("l", lock.name), place.ends)
             return place.ticket
 
-    def withdraw(self, execution_id: str, remember: float, home: str = "") -> Released:
-        with self._executes(_Command, home, execution_id) as command:
+    def withdraw(self, execution_id: str, remember: float) -> bool:
+        with self._executes(_Command) as command:
             had = command.withdraw(execution_id)
             if had and remember > 0:
                 command.remember(execution_id, "*", remember)
-            return Released(had, tuple(command.messages))
+            return had
 
     def arrived(self, execution_ids: Sequence[str], seconds: float) -> None:
         with self._executes(_Command) as command:
@@ -1629,24 +1599,18 @@ class MemoryBackend:
             if is_meant and not released and not lock.holds:
                 place = command.leave_line(lock, head)
                 if place is not None:
-                    released.append(HoldInfo(head, 0.0, place.ticket, "", KEPT, place.label))
+                    released.append(HoldInfo(head, 0.0, place.ticket, "", KEPT, place.claim.label))
             command.promote(lock)
             return tuple(released)
 
-    def listen(
-        self,
-        inbox: str,
-        ready: Callable[[], None],
-        hear: Callable[[Notice], None],
-        wanted: Callable[[], bool] = lambda: True,
-    ) -> None:
+    def listen(self, inbox: str, listener: Listener) -> None:
         with self.ear(inbox) as ear:
-            ready()
-            while wanted():
-                ear.bell.wait(_STILL_WANTED)
+            listener.ready()
+            while listener.wanted():
+                ear.bell.wait(STILL_WANTED)
                 ear.bell.clear()
                 while ear.heard:
-                    hear(ear.heard.popleft())
+                    listener.hear(ear.heard.popleft())
 
     @contextmanager
     def ear(self, inbox: str) -> Iterator[_Ear]:
@@ -1690,8 +1654,13 @@ class MemoryBackend:
 
 def _awaited(call: PlaceRequest) -> _Place:
     """The place of a call whose message is to come."""
-    of = call.execution_id, KEPT, KEPT, "-", call.label, False, {call.line: 1}, 0.0, 0.0, 0.0
-    return _Place(*of, ordered=call)
+    claim = Claim(call.execution_id, KEPT, KEPT, (call.line,), (1,), 0.0, call.label)
+    return _Place(claim, "-", {call.line: 1}, 0.0, 0.0, ordered=call)
+
+
+def _hold_of(claim: Claim, inbox: str, fence: int, expiry: float, shared: bool) -> _Hold:
+    """What an attempt gets of one of its locks."""
+    return _Hold(claim.attempt_id, claim.owner, fence, expiry, inbox, claim.label, shared)
 
 
 def _ticket_at(lock: _Lock, due: float) -> int:
@@ -1726,10 +1695,10 @@ def _takes_back(place: _Place, attempt_id: str, ended: str) -> bool:
     was killed; and with the end of its execution, of which it is a copy. The place of a call whose
     message is awaited belongs to no attempt."""
     if not place.parked:
-        return place.attempt_id == attempt_id
+        return place.claim.attempt_id == attempt_id
     if attempt_id == KEPT and place.awaited:
         return True
-    parked_it = place.attempt_id == attempt_id and not place.arrived
+    parked_it = place.claim.attempt_id == attempt_id and not place.arrived
     return (parked_it and ended not in ("killed", "parked")) or ended == "execution"
 
 
@@ -1748,4 +1717,4 @@ def _told(place: _Place | None, whole: bool) -> Burst | None:
     if place is None or place.request is None:
         return None
     message = place.request.message if whole else ""
-    return Burst(place.execution_id, place.attempt_id, place.call, message)
+    return Burst(place.execution_id, place.claim.attempt_id, place.call, message)

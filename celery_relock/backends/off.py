@@ -6,16 +6,17 @@ task with locks.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..engine.protocol import (
+    STILL_WANTED,
     Claim,
     Downgraded,
     Held,
     HoldInfo,
+    Listener,
     LockState,
-    Notice,
     Queued,
     Released,
     Renewal,
@@ -49,8 +50,8 @@ class NoLocks:
     def place(self, *_: Any, **__: Any) -> int:
         return 0
 
-    def withdraw(self, *_: Any, **__: Any) -> Released:
-        return Released(False)
+    def withdraw(self, *_: Any, **__: Any) -> bool:
+        return False
 
     def arrived(self, *_: Any, **__: Any) -> None:
         pass
@@ -79,13 +80,7 @@ class NoLocks:
     def force_release(self, *_: Any, **__: Any) -> tuple[HoldInfo, ...]:
         return ()
 
-    def listen(
-        self,
-        inbox: str,
-        ready: Callable[[], None],
-        hear: Callable[[Notice], None],
-        wanted: Callable[[], bool] = lambda: True,
-    ) -> None:
-        ready()
-        while wanted():
-            time.sleep(2.0)
+    def listen(self, inbox: str, listener: Listener) -> None:
+        listener.ready()
+        while listener.wanted():
+            time.sleep(STILL_WANTED)

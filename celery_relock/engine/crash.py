@@ -399,16 +399,9 @@ class Reaper:
                     self._parking.withdraw(entry.execution_id, remember)
                     continue
                 held = self._holds(entry)
-                released = self._backend.release(
-                    entry.names,
-                    entry.execution_id,
-                    entry.attempt_id,
-                    ended="killed",
-                    remember=REMEMBER_DEAD,
-                    home=self._parking.sender.home,
-                    successor=Successor(entry.successors, entry.keep) if entry.successors else None,
-                )
-                self._parking.publish(released.messages)
+                left_to = Successor(entry.successors, entry.keep) if entry.successors else None
+                of = entry.names, entry.execution_id, entry.attempt_id
+                self._parking.release(*of, "killed", REMEMBER_DEAD, left_to)
             except RelockError as error:
                 failures.append(error)
                 continue

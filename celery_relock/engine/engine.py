@@ -26,6 +26,7 @@ from .later import Later
 from .lease import Lease, State
 from .parking import Parking
 from .protocol import (
+    MOST_PARKED,
     REMEMBER,
     REMEMBER_ATTEMPT,
     Answer,
@@ -48,8 +49,6 @@ from .wakeup import Inbox
 
 # How often a lock is asked for if each answer comes after its lease has ended, without a bound.
 TRIES = 3
-# How many messages, of how many bytes, may be parked at all locks. An app may say otherwise.
-MOST_PARKED = 1_000_000, 1_000_000_000
 # Calls for coroutines on their way at the same time. As many as connections are kept.
 MOST_CALLS = 4
 
@@ -195,10 +194,7 @@ class Engine:
         of = lease.claim
         # Before the command is sent: nobody here relies on being alone when others come in.
         before = lease.share()
-        ids_of = of.names, of.execution_id, of.attempt_id
-        done = self.backend.downgrade(*ids_of, self.parking.sender.home)
-        if done.messages:
-            self.parking.publish(done.messages)
+        done = self.backend.downgrade(of.names, of.execution_id, of.attempt_id)
         if done.joined:
             raise lease.joined(done, before)
         return keepalive.found(lease, done.held and not lease.lost)
@@ -222,8 +218,6 @@ class Engine:
             if lease.repeated:
                 # A copy of its command can come when the message has, and acquire for nobody.
                 self.later.make(partial(self._release, lease, "parked", REMEMBER_ATTEMPT))
-            if answer.messages:
-                self.parking.publish(answer.messages)
         return answer
 
     def inspect(self, name: str, only: Sequence[str] = ()) -> LockState:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from ..errors import LockUnavailable
 from . import events, ids
 from .events import logger
-from .protocol import DEBOUNCE, REMEMBER, REMEMBER_ATTEMPT, Backend, Message
+from .protocol import DEBOUNCE, REMEMBER, REMEMBER_ATTEMPT, Backend, Message, Successor
 
 
 class Sender:
@@ -81,9 +81,30 @@ class Parking:
         self.publish(found.messages)
         return found.recheck
 
+    def release(
+        self,
+        names: Sequence[str],
+        execution_id: str,
+        attempt_id: str,
+        ended: str = "",
+        remember: float = 0.0,
+        successor: Successor | None = None,
+    ) -> bool:
+        """Release what an attempt has (see `Backend`), and resume whose turn comes by that. False
+        if it had nothing."""
+        back = self._backend.release(
+            names,
+            execution_id,
+            attempt_id,
+            ended=ended,
+            remember=remember,
+            home=self.sender.home,
+            successor=successor,
+        )
+        self.publish(back.messages)
+        return back.had
+
     def withdraw(self, execution_id: str, remember: float | None = None) -> bool:
         """Take an execution's message out of its queues for good. False if it was not parked."""
         remember = self.remember if remember is None else remember
-        had, messages = self._backend.withdraw(execution_id, remember, self.sender.home)
-        self.publish(messages)
-        return had
+        return self._backend.withdraw(execution_id, remember)

@@ -128,6 +128,8 @@ REMEMBER = 4200.0
 REMEMBER_ATTEMPT = 60.0
 #: For how many seconds a repeated debounced call is recognised: longer than a call is tried.
 REMEMBER_CALL = 60.0
+#: How many messages, of how many bytes, may be parked at all locks. An app may say otherwise.
+MOST_PARKED = 1_000_000, 1_000_000_000
 
 
 class Deadlocked(NamedTuple):
@@ -167,8 +169,8 @@ class ParkRequest(NamedTuple):
     task: str
     patience: float | None = None
     most: int = 10_000
-    most_in_all: int = 1_000_000
-    most_bytes: int = 1_000_000_000
+    most_in_all: int = MOST_PARKED[0]
+    most_bytes: int = MOST_PARKED[1]
     is_copy: bool = False
 
 
@@ -182,11 +184,9 @@ class Message(NamedTuple):
 
 
 class Parked(NamedTuple):
-    """The message is in the queue, `rank` others are ahead. `messages` are to be resumed.
-    `repeated` as for `Held`."""
+    """The message is in the queue, `rank` others are ahead. `repeated` as for `Held`."""
 
     rank: int
-    messages: tuple[Message, ...] = ()
     repeated: bool = False
 
 
@@ -339,13 +339,11 @@ class Downgraded(NamedTuple):
         held: False if the attempt does not hold all of the locks. Nothing has changed then.
         joined: a lock that others hold as well and rely on, "" if there is none. Nothing has
             changed then.
-        messages: to resume.
         repeated: as for `Held`.
     """
 
     held: bool = True
     joined: str = ""
-    messages: tuple[Message, ...] = ()
     repeated: bool = False
 
 
@@ -384,6 +382,20 @@ class Notice(NamedTuple):
     fence: int = 0
 
 
+class Listener(NamedTuple):
+    """Who hears of an inbox.
+
+    Attributes:
+        ready: is called at each (re)connection, because what was sent meanwhile is gone.
+        hear: is called with each notice.
+        wanted: whether it is to go on.
+    """
+
+    ready: Callable[[], None]
+    hear: Callable[[Notice], None]
+    wanted: Callable[[], bool] = lambda: True
+
+
 class HoldInfo(NamedTuple):
     """A live hold as `inspect` tells it. `remaining` in seconds; the fencing token is the time in
     µs when the permit began; `shared`: whether others that share the lock may join."""
@@ -407,6 +419,10 @@ class LockState(NamedTuple):
 
     holds: tuple[HoldInfo, ...]
     waiting: int
+
+
+#: Seconds after which a listener looks whether it is still wanted.
+STILL_WANTED = 2.0
 
 
 class Backend(Protocol):
@@ -458,10 +474,8 @@ class Backend(Protocol):
                 hear before the caller does.
         """
 
-    def downgrade(
-        self, names: Sequence[str], execution_id: str, attempt_id: str, home: str = ""
-    ) -> Downgraded:
-        """Let others share the locks that an attempt holds alone. `home` as for `release`."""
+    def downgrade(self, names: Sequence[str], execution_id: str, attempt_id: str) -> Downgraded:
+        """Let others share the locks that an attempt holds alone."""
 
     def resume(self, home: str, by: str, tasks: Sequence[str] = ()) -> Resumed:
         """The parked messages of a broker that are to be resumed now; those of `tasks` (short ids)
@@ -472,9 +486,10 @@ class Backend(Protocol):
         the turn of the place has come; 0 if the execution has begun, or ended, already. Conflict:
         another call has the marker, and there is no place."""
 
-    def withdraw(self, execution_id: str, remember: float, home: str = "") -> Released:
+    def withdraw(self, execution_id: str, remember: float) -> bool:
         """Take a parked message, or the place of a call whose message has not come, out of its
-        queues for good; the execution counts as ended, unless `remember` is 0."""
+        queues for good; the execution counts as ended, unless `remember` is 0. False if there is
+        none."""
 
     def arrived(self, execution_ids: Sequence[str], seconds: float) -> None:
         """A worker has received these messages, which were parked, and has no slot for them yet:
@@ -520,13 +535,6 @@ class Backend(Protocol):
         their holds. A line that nobody holds goes on without the message that it waits for: the
         place is returned, as a hold of the owner `KEPT`."""
 
-    def listen(
-        self,
-        inbox: str,
-        ready: Callable[[], None],
-        hear: Callable[[Notice], None],
-        wanted: Callable[[], bool] = lambda: True,
-    ) -> None:
-        """Hear the inbox's notices. `ready` is called at each (re)connection, because what was sent
-        meanwhile is gone. Returns some seconds after it is not `wanted` any more; else only by an
-        exception."""
+    def listen(self, inbox: str, listener: Listener) -> None:
+        """Hear the inbox's notices. Returns some seconds after the listener is not `wanted` any
+        more; else only by an exception."""

@@ -18,7 +18,7 @@ from ..errors import LockConfigError
 from . import ids
 from .events import logger
 from .platform import anew_in_a_child, for_with, native_lock, start_native_thread
-from .protocol import Backend
+from .protocol import Backend, Listener
 from .renewal import keepalive
 
 # How long a waiter waits for the subscription to be there, in seconds.
@@ -122,10 +122,11 @@ def _listen(ref: weakref.ref[Inbox], backend: Backend, name: str, listening: Lis
     def wanted() -> bool:
         return ref() is not None
 
+    listener = Listener(connected, partial(keepalive.hear, backend), wanted)
     try:
         while wanted():
             try:
-                backend.listen(name, connected, partial(keepalive.hear, backend), wanted)
+                backend.listen(name, listener)
             except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again
                 time.sleep(listening.fail(error))
     finally:

@@ -149,11 +149,10 @@ def end_unexecuted(
 def _end_unexecuted(
     engine: Engine, names: Sequence[str], execution_id: str, remember: float | None
 ) -> None:
-    home, remember = engine.parking.sender.home, engine.remember if remember is None else remember
+    remember = engine.remember if remember is None else remember
     # As an execution that has ended: the hold may not have been left to it yet.
     ended = "execution" if remember else ""
-    back = engine.backend.release(names, execution_id, KEPT, ended, remember, home)
-    engine.parking.publish(back.messages)
+    engine.parking.release(names, execution_id, KEPT, ended, remember)
 
 
 def withdraw_later(engine: Engine, execution_id: str, remember: float | None = None) -> None:

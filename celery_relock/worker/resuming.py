@@ -37,7 +37,7 @@ from ..engine import ids
 from ..engine.engine import Engine
 from ..engine.events import logger
 from ..engine.outage import Outage
-from ..engine.protocol import Notice
+from ..engine.protocol import Listener, Notice
 from ..errors import LockUnavailable, RelockError
 from .message import HEADER, parse
 from .parking import SUFFIX, channel, come_back, home, is_amqp, resume_queue
@@ -186,11 +186,10 @@ class Resumer:
         return due
 
     def _listen(self) -> None:
+        listener = Listener(self._bell.set, self._hear, lambda: not self._stopped)
         while not self._stopped:
             try:
-                self._engine.backend.listen(
-                    "parked", self._bell.set, self._hear, lambda: not self._stopped
-                )
+                self._engine.backend.listen("parked", listener)
             except Exception as error:  # noqa: BLE001  # whatever it is, it is tried again
                 logger.debug("the resumer does not hear, it looks by itself: %s", error)
                 time.sleep(LOOK_EVERY)

@@ -76,10 +76,7 @@ class LeftToRetry:
             # Before they are released: a renewal on its way that does not find them tells no loss.
             self.lease.narrow(kept)
             with suppress(RelockError):  # their lease ends them
-                back = self.engine.backend.release(
-                    rest, claim.execution_id, claim.attempt_id, home=self.engine.parking.sender.home
-                )
-                self.engine.parking.publish(back.messages)
+                self.engine.parking.release(rest, claim.execution_id, claim.attempt_id)
         keep = keep_for(self.margin, sent.fields.get("eta"), sent.fields.get("expires"))
         self.lease.successor = Successor(sent.execution_id, keep)
 

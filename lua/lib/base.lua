@@ -1,4 +1,4 @@
--- lib/base: the server's time, the next fencing token, the record of a hold.
+-- lib/base: the server's time, the state of a call, the next fencing token, the record of a hold.
 
 local Base = {}
 
@@ -8,6 +8,27 @@ Base.GRACE, Base.DAY = 60000, 86400000
 function Base.micros()
   local time = redis.call('TIME')
   return tonumber(time[1]) * 1000000 + tonumber(time[2])
+end
+
+-- The state of a call: the server's time, the bucket, the locks, the messages to resume.
+function Base.begin(meta)
+  local micros = Base.micros()
+  return {
+    meta = meta,
+    prefix = string.sub(meta, 1, -string.len('meta') - 1),
+    micros = micros,
+    now = math.floor(micros / 1000),
+    locks = {},
+    -- Where waiters for several locks have left; see lib/turns.
+    to_promote = {},
+    -- The execution of this call, if it has come back for other locks; see lib/claim.
+    leaving = nil,
+    -- The brokers that the caller can publish to, and the id of its command; see lib/parked.
+    home = '',
+    by = '',
+    messages = {},
+    given = {},
+  }
 end
 
 -- A server without memory refuses a script's first write if that write might need memory, but no write

@@ -216,7 +216,6 @@ function Claim.park(me, wanted, is_copy)
     lock.look = lock.look or math.huge
     Parked.schedule(me.call, lock)
   end
-  Parked.settle(me.call, asked.home)
 end
 
 return Claim

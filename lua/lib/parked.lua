@@ -43,12 +43,11 @@ function Parked.is_owed(call, execution, waiter)
 end
 
 -- Note that a message is owed, and notify the processes that can publish it.
-local function owe(call, lock, execution, waiter)
+local function owe(call, execution, waiter)
   waiter.untold = true
   local since = string.format('%.0f', call.micros)
   redis.call('ZADD', call.prefix .. 'owed:' .. waiter.home, 'NX', since, execution)
   publish(call.prefix .. 'i:parked', 'parked ' .. execution .. ' ' .. waiter.home)
-  table.insert(call.untold, { lock = lock, execution = execution, waiter = waiter })
 end
 
 local function is_given_up(waiter)
@@ -75,30 +74,13 @@ function Parked.hand_out(call, lock, execution, waiter)
     table.insert(call.messages, name)
     table.insert(call.messages, text)
   else
-    owe(call, lock, execution, waiter)
+    owe(call, execution, waiter)
   end
   -- A burst is published, not executed: without a report the broker cannot be reached.
   local trips = math.min(math.max((waiter.sent or 0) - 1, 0), Queue.is_burst(lock) and 1 or math.huge)
   waiter.back = call.now + math.min(TRIP * 2 ^ trips, LONGEST)
   Queue.write_all(call, lock, execution, waiter)
   return true
-end
-
--- A worker has received the message, so it is not published again before `back`.
-function Parked.put_off(call, lock, execution, waiter, back)
-  waiter.back = math.max(waiter.back, back)
-  Queue.write_all(call, lock, execution, waiter)
-end
-
--- Hand the caller the messages of this call that it can publish to these homes.
-function Parked.settle(call, homes)
-  call.home = homes
-  for _, each in ipairs(call.untold) do
-    local mine = can_send(call, each.waiter.home) and not call.given[each.execution]
-    if mine and #call.messages < 3 * Parked.MOST then
-      Parked.hand_out(call, each.lock, each.execution, each.waiter)
-    end
-  end
 end
 
 -- Whether the executions behind a parked one can have a turn: its message is on its way.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from celery_relock.backends.memory import MemoryBackend
+from celery_relock.engine.protocol import Listener
 
 
 def test_an_inbox_that_nobody_hears_any_more_is_gone() -> None:
     backend = MemoryBackend()
-    backend.listen("inbox", lambda: None, print, wanted=lambda: False)
+    backend.listen("inbox", Listener(lambda: None, print, lambda: False))
     assert not backend.state.ears
 
 

@@ -162,7 +162,8 @@ def test_a_lock_that_was_deleted_by_hand_is_free_and_its_line_moves_on(
     waiter = waiter_of(start(), lease=1.2)
     server.set_clock(-HOUR)
     desk.client.delete(desk.keys.lock("a"))
-    assert desk.leave("newcomer").messages[0].execution_id == "parked"
+    desk.park("newcomer")
+    assert desk.resume() == ["parked"]
     assert desk.fence("parked", "n2") > 0
     desk.release("parked", "n2")
     assert waiter.runs.release(waiter.entered())

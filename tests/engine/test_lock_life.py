@@ -234,7 +234,7 @@ def test_a_signal_at_any_line_of_the_beginning_of_a_block_leaves_nothing_behind(
 def test_an_engine_ends_with_its_client_and_so_do_its_inbox_and_its_connections(
     redis_url: str, client: redis.Redis, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections_of_redis, "LOOK", 0.2)
+    monkeypatch.setattr(connections_of_redis, "STILL_WANTED", 0.2)
     mark = f"mark-{namespace}"
 
     def connections() -> int:

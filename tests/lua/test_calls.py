@@ -102,7 +102,7 @@ def _use_every_verb(backend: RedisBackend) -> None:
     backend.inspection().parked("task")
     backend.inspection().survey(backend.inspection().keys_of("p"), 9, 9)
     backend.resume("home", "by", ["task"])
-    backend.withdraw("r5", 9.0, "home")  # WITHDRAWN
+    backend.withdraw("r5", 9.0)  # WITHDRAWN
     backend.withdraw("r5", 9.0)  # GONE
     backend.arrived(["r5"], 5.0)
     backend.announce(["home:queue"], "worker", 6.0)
@@ -212,8 +212,7 @@ def test_every_key_that_the_verbs_leave_or_touch_is_of_the_type_in_its_header(
         if client.exists(key)
     }
     assert set(types) == {
-        *("meta", "lock", "queue", "waiters", "tombstone", "due", "live", "parked"),
-        *("messages", "sent"),
+        *("meta", "lock", "tombstone", "due", "live", "parked", "sent"),
     }
     for script in scripts().values():
         for one in script.keys:

@@ -117,4 +117,4 @@ def test_each_message_is_published_in_the_way_of_its_server() -> None:
             assert "PUBLISH'" not in script.source.replace(way, "")
             publishes = "publish(" in script.source
             assert publishes == (way in script.source)
-            assert script.finds_keys == (publishes or script.name in ("survey", "where"))
+            assert script.finds_keys == (publishes or script.name in ("place", "survey", "where"))

@@ -358,8 +358,8 @@ def test_a_place_is_free_at_once_when_its_message_was_not_sent(desk, line):
 
 def test_a_place_is_free_at_once_when_its_call_is_withdrawn(desk, line):
     park(desk, "r2")
-    assert desk.withdraw("r1", home="h")
-    assert desk.out() == ["r2"]
+    assert desk.withdraw("r1")
+    assert desk.resume() == ["r2"]
     assert isinstance(arrive(desk, "r1"), Ended)
 
 
@@ -371,13 +371,13 @@ def test_a_place_is_free_at_once_when_its_task_is_revoked(desk, line):
 def test_a_call_that_has_begun_is_not_withdrawn_though_its_message_can_come_again(desk, line):
     arrive(desk, "r1", again=True)
     park(desk, "r2")
-    assert not desk.withdraw("r1", home="h")
+    assert not desk.withdraw("r1")
     assert desk.waiters(A[0]) == ["r1", "r2", "r3"]
     desk.release("r1", names=A, ended="killed")
     assert arrive(desk, "r1", "n2", again=True) == line[0], "it was not noted as ended"
     desk.lapse("r1", A[0])
-    assert desk.withdraw("r1", home="h"), "it has died, and its message is awaited"
-    assert desk.out() == ["r2"]
+    assert desk.withdraw("r1"), "it has died, and its message is awaited"
+    assert desk.resume() == ["r2"]
 
 
 def test_a_revoke_of_a_task_that_runs_leaves_its_place(desk, line):
@@ -743,8 +743,8 @@ def test_a_retry_that_is_cancelled_leaves_the_line(desk, line):
     arrive(desk, "r1")
     park(desk, "r2")
     leave_to(desk, "r1", "r1-retry")
-    assert desk.withdraw("r1-retry", home="h")
-    assert desk.out() == ["r2"]
+    assert desk.withdraw("r1-retry")
+    assert desk.resume() == ["r2"]
 
 
 @pytest.mark.parametrize("again", [True, False])

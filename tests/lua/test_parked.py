@@ -181,14 +181,17 @@ def test_a_newcomer_finds_that_a_message_got_lost_and_calls_for_it(desk):
     assert desk.resume() == ["r2"]
 
 
-def test_whoever_parks_may_resume_those_before_it(desk):
+def test_whoever_parks_finds_whose_turn_has_come_and_a_process_that_can_publish_resumes_it(desk):
     desk.fence("r1")
     desk.park("r2")
     desk.lapse("r1")
 
-    answer = Parked(1, (Message("r2", "a", "text of r2"),))
-    assert desk.leave("r3") == answer
-    assert desk.leave("r3") == answer, "the first answer was lost, perhaps"
+    ears = desk.listen("parked")
+    assert desk.leave("r3") == Parked(1)
+    assert ears.heard() == ["parked r2 h"]
+    assert desk.leave("r3") == Parked(1), "the first answer was lost, perhaps"
+    assert ears.heard() == []
+    assert desk.resume() == ["r2"]
     assert desk.resume() == [], "resumed, and no longer owed"
 
 

@@ -383,7 +383,7 @@ def test_an_execution_that_comes_back_for_some_other_locks_acquires_none_of_the_
 
     assert [desk.holders(name) for name in "abc"] == [[], [], ["x"] if busy else []]
     assert [desk.waiters(name) for name in "abc"] == [["behind-a"], ["behind-b", "r1"], ["r1"]]
-    assert sorted(desk.out()) == ["behind-a", "behind-b"]
+    assert sorted(desk.resume()) == ["behind-a", "behind-b"]
 
 
 def test_an_execution_that_comes_back_for_other_locks_does_not_acquire_the_old_one(desk):
@@ -475,7 +475,7 @@ def test_an_execution_that_comes_back_for_other_locks_lets_in_those_behind_its_o
     sent.fence("x", names=("b",))
 
     sent.park("r2", "changed", names=("b",))
-    assert sent.out() == ["r3"]
+    assert sent.resume() == ["r3"]
 
 
 def test_an_execution_that_has_ended_leaves_its_message_nowhere(sent):

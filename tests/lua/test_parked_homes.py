@@ -198,12 +198,12 @@ def test_a_withdrawn_execution_frees_its_place_and_does_not_run_any_more(two):
     two.release("r1")
     two.out()
 
-    assert two.withdraw("r2", home="h")
+    assert two.withdraw("r2")
 
-    assert two.out() == ["r3"]
+    assert two.resume() == ["r3"]
     assert isinstance(two.acquire("r2", "late"), Ended)
-    assert not two.withdraw("r2", home="h")
-    assert two.out() == []
+    assert not two.withdraw("r2")
+    assert two.resume() == []
 
 
 def test_a_withdrawn_execution_whose_message_may_come_again_runs_then(two):
@@ -211,9 +211,9 @@ def test_a_withdrawn_execution_whose_message_may_come_again_runs_then(two):
     two.release("r1")
     two.out()
 
-    assert two.withdraw("r2", home="h", remember=0)
+    assert two.withdraw("r2", remember=0)
 
-    assert two.out() == ["r3"]
+    assert two.resume() == ["r3"]
     two.fence("r3", "back")
     two.release("r3", "back")
     assert two.fence("r2", "later")
@@ -246,9 +246,9 @@ def test_withdrawing_from_several_locks_frees_all(desk):
     desk.release("r2", names=("b",))
     assert desk.out() == []
 
-    assert desk.withdraw("both", home="h")
+    assert desk.withdraw("both")
 
-    assert desk.out() == ["r3"]
+    assert desk.resume() == ["r3"]
     assert (desk.waiters("a"), desk.waiters("b")) == ([], ["r3"])
 
 

@@ -226,7 +226,7 @@ class History:
 
     def withdraw(self) -> None:
         run = self.random.choice(RUNS)
-        self.twins.do(f"withdraw {run}", lambda twin: twin.desk.withdraw(run, HOME, 900.0))
+        self.twins.do(f"withdraw {run}", lambda twin: twin.desk.withdraw(run, 900.0))
 
 
 def assert_the_index_fits(desk: Desk) -> None:

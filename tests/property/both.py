@@ -244,7 +244,7 @@ class TwoBackends(RuleBasedStateMachine):
     @rule(run=runs, twice=twice)
     def withdraw(self, run: str, twice: bool) -> None:
         self.parked.discard(run)
-        withdraw = lambda desk: desk.withdraw(run, home="h")  # noqa: E731
+        withdraw = lambda desk: desk.withdraw(run)  # noqa: E731
         if self._both(withdraw) and twice:  # else it may be parked when a copy comes
             self.late.append((run, withdraw))
         self._forget(run)

@@ -119,29 +119,24 @@ class Driver(Invariants):
             assert hold is None or hold.attempt_id != attempt_id
             assert place is None or place["attempt"] != attempt_id or place.get("parked")
 
-    def _downgrade(self, run: str, attempt_id: str, home: str, copies: int) -> None:
+    def _downgrade(self, run: str, attempt_id: str, copies: int) -> None:
         names = self.wants[run]
-
-        def downgrade() -> Downgraded:
-            done = self.desk.backend.downgrade(names, run, attempt_id, home)
-            self.desk.take_messages(done.messages)
-            return done
 
         def answers_agree(real: Downgraded, expected: Reply) -> None:
             joined = ("JOINED", real.joined) if real.joined else ("SHARED",)
             assert (joined if real.held else ("LOST",)) == expected
 
         self._both(
-            downgrade,
-            lambda: self.model.downgrade(run, attempt_id, names, home),
+            lambda: self.desk.backend.downgrade(names, run, attempt_id),
+            lambda: self.model.downgrade(run, attempt_id, names),
             answers_agree,
             copies,
         )
 
-    def _withdraw(self, run: str, home: str, copies: int) -> None:
+    def _withdraw(self, run: str, copies: int) -> None:
         self._both(
-            lambda: self.desk.withdraw(run, home, LIFE),
-            lambda: self.model.withdraw(run, home),
+            lambda: self.desk.withdraw(run, LIFE),
+            lambda: self.model.withdraw(run),
             lambda real, expected: self.invariant_05_who_was_withdrawn_has_no_place(run, real),
             copies,
         )

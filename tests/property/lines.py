@@ -88,7 +88,7 @@ class Model:
         order = sorted(by_turn.items(), key=lambda item: item[1].rank)
         self.queue = dict(order)
 
-    def serve(self, caller: tuple[str, str] | None = None) -> bool:
+    def serve(self, caller: tuple[str, str] | None = None, *, sends: bool = True) -> bool:
         """Whether the caller, who can send nothing, has to wait for somebody."""
         while self.queue:
             run, place = next(iter(self.queue.items()))
@@ -101,7 +101,7 @@ class Model:
             if place.here:
                 place.owed = place.owed if place.out else True
                 place.out = True
-                if caller is None:
+                if caller is None and sends:
                     self.send_owed(run)
                 return True
             if caller is not None and self._was_sent_before(self.queue.get(caller[0]), place):
@@ -301,17 +301,17 @@ class LineMachine(RuleBasedStateMachine):
         """Not if it runs, and only its message can come again."""
         run = list(self.model.queue)[pick % len(self.model.queue)]
         runs = self.model.holder is not None and self.model.holder[0] == run
-        withdraw = partial(self.desk.withdraw, run, home="h")
+        withdraw = partial(self.desk.withdraw, run)
         assert withdraw() is not runs
         if runs:
             self._compare()
             return
-        if self._is_at_lock(run):
+        if was_at_lock := self._is_at_lock(run):
             self.desk.release(run, self._new_attempt(), names=(NAME,), ended="execution")
         del self.model.queue[run]
         self.late.append(("withdraw", run, withdraw))
         self.model.ended.add(run)
-        self.model.serve()
+        self.model.serve(sends=was_at_lock)
         self._compare()
 
     @rule(pick=st.integers(0, 30), of_holder=st.booleans())
@@ -438,7 +438,6 @@ class LineMachine(RuleBasedStateMachine):
         had_place = run in model.queue
         if had_place:
             model.queue[run].came = True
-        owed = [each for each, place in model.queue.items() if place.owed and place.out]
         waits = model.serve((run, attempt_id)) if model.queue else False
         if model.holder is not None and model.holder[0] == run:
             return Held
@@ -451,8 +450,6 @@ class LineMachine(RuleBasedStateMachine):
             place.again, place.owed = self.again[run], False
             if not had_place:
                 model.enter(run, place)
-            for each in model.queue.keys() - owed:
-                model.send_owed(each)
         return Parked if parks else Conflict
 
     def _holds(self, run: str, fence: int) -> None:

@@ -129,15 +129,15 @@ class LockMachine(Driver):
         self._resume(home, by, tasks, all_is_due=all_is_due)
 
     @somebody_is_parked
-    @rule(pick=picks, home=homes, copies=copies)
-    def withdraw(self, pick: int, home: str, copies: int) -> None:
-        self._withdraw(RUNS[pick % len(RUNS)], home, copies)
+    @rule(pick=picks, copies=copies)
+    def withdraw(self, pick: int, copies: int) -> None:
+        self._withdraw(RUNS[pick % len(RUNS)], copies)
 
     @somebody_holds
-    @rule(pick=picks, home=homes, copies=copies)
-    def downgrade(self, pick: int, home: str, copies: int) -> None:
+    @rule(pick=picks, copies=copies)
+    def downgrade(self, pick: int, copies: int) -> None:
         _, run, hold = self._pick(self.model.holds, pick)
-        self._downgrade(run, hold.attempt_id, home, copies)
+        self._downgrade(run, hold.attempt_id, copies)
 
     @rule(run=runs, shares=st.tuples(st.booleans(), st.booleans()))
     def a_deploy_changes_the_mode(self, run: str, shares: Any) -> None:

@@ -34,7 +34,7 @@ class Model(ParkedRuns):
         self, claim: Claim, wait: bool, inbox: str, home: str = "", deadline: bool = False
     ) -> Reply:
         """With a home it parks, and else waits, or not."""
-        self._begin("", f"{claim.execution_id} {claim.attempt_id}")
+        self._begin()
         reply = self._acquire(claim, wait, inbox, home, deadline)
         self._promote_others("")
         return reply
@@ -125,8 +125,8 @@ class Model(ParkedRuns):
             self.ended[run].add(EXECUTION_ENDED if ended == "execution" else attempt_id)
         return had_something
 
-    def downgrade(self, run: str, attempt_id: str, names: Iterable[str], home: str) -> Reply:
-        self._begin(home, f"{run} {attempt_id}")
+    def downgrade(self, run: str, attempt_id: str, names: Iterable[str]) -> Reply:
+        self._begin()
         for name in names:
             hold = self.holds[name].get(run)
             if not hold or hold.attempt_id != attempt_id:
@@ -139,8 +139,8 @@ class Model(ParkedRuns):
             self.promote(name)
         return ("SHARED",)
 
-    def withdraw(self, run: str, home: str) -> bool:
-        found = super().withdraw(run, home)
+    def withdraw(self, run: str) -> bool:
+        found = super().withdraw(run)
         if found:
             self.ended[run].add(EXECUTION_ENDED)
         return found
@@ -292,16 +292,15 @@ class Model(ParkedRuns):
             is_mine = place and place.attempt_id == claim.attempt_id
             if place and is_mine and place.parked and not place.arrived:
                 return (
-                    self._parked_before(claim, asks)
+                    self._parked_before(claim)
                     if asks.parked
                     else self._busy(name, claim.execution_id)
                 )
         return None
 
-    def _parked_before(self, claim: Claim, asks: Place) -> Reply:
+    def _parked_before(self, claim: Claim) -> Reply:
         for name in claim.names:
             self.promote(name)
-        self._settle(asks.home)
         return ("PARKED",)
 
     def _another_attempt_waits(self, claim: Claim) -> bool:

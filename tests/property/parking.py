@@ -67,7 +67,6 @@ class ParkedRuns:
     def _begin(self, home: str = "", caller_id: str = "") -> None:
         self.home, self.caller_id = home, caller_id
         self.out: list[str] = []
-        self.called_for: list[str] = []
         self.promised: dict[str, list[int]] = {}
         self.left: list[str] = []
         self.leaving = ""
@@ -89,17 +88,10 @@ class ParkedRuns:
         else:
             place.owed = True
             self.owed[place.home].setdefault(run, self.commands)
-            self.called_for.append(run)
 
     def _is_due_to_the_sender(self, run: str, place: Place) -> bool:
         its_own = place.given_to == self.caller_id or (place.owed and place.home == self.home)
         return its_own and run not in self.out
-
-    def _settle(self, home: str) -> None:
-        self.home = home
-        for run in self.called_for[:]:
-            if (place := self.parked()[run]).home == home and run not in self.out:
-                self._hand_out(run, place)
 
     def _promise(self, name: str, run: str, place: Place) -> list[int]:
         """The limits by which messages on their way are about to come in."""
@@ -160,7 +152,6 @@ class ParkedRuns:
                 line[run] = place
         if deadline:
             self.deadlines.add(run)
-        self._settle(place.home)
         return ("PARKED",)
 
     def _leave(self, run: str, place: Place) -> None:
@@ -222,8 +213,8 @@ class ParkedRuns:
                 self._hand_out(run, place)
             self.deadlines.add(run)
 
-    def withdraw(self, run: str, home: str) -> bool:
-        self._begin(home, run)
+    def withdraw(self, run: str) -> bool:
+        self._begin()
         return self._withdraw(run)
 
     def _withdraw(self, run: str) -> bool:

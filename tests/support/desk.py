@@ -127,9 +127,7 @@ class Desk:
             text or f"text of {run}",
             *(home, task or f"t-{run}", patience, most, most_in_all, most_bytes, is_copy),
         )
-        answer = self.backend.park(_claim(run, attempt_id, **more), park_request)
-        self._out += answer.messages if isinstance(answer, Parked) else ()
-        return answer
+        return self.backend.park(_claim(run, attempt_id, **more), park_request)
 
     def park(self, run: str, attempt_id: str = "n", **more: Any) -> int:
         """Leave a message for a lock that must not be free; returns the rank."""
@@ -143,10 +141,8 @@ class Desk:
         self.recheck = found.recheck
         return [message.execution_id for message in found.messages]
 
-    def withdraw(self, run: str, home: str = "", remember: float = 60.0) -> bool:
-        had, messages = self.backend.withdraw(run, remember, home)
-        self._out += messages
-        return had
+    def withdraw(self, run: str, remember: float = 60.0) -> bool:
+        return self.backend.withdraw(run, remember)
 
     def take_messages(self, messages: tuple[Message, ...]) -> None:
         """Messages that came from a verb which has no short name here."""

@@ -89,9 +89,9 @@ class MemoryDesk(Desk):
         if place.ordered:
             facts["line"] = {"ends": int(place.ends * 1000)}
         return {
-            "attempt": place.attempt_id,
+            "attempt": place.claim.attempt_id,
             "inbox": place.inbox,
-            "label": place.label,
+            "label": place.claim.label,
             "parked": place.parked,
             **({"names": list(place.limits)} if len(place.limits) > 1 else {}),
             **facts,

@@ -58,7 +58,7 @@ def everything(backend: RedisBackend) -> None:
     backend.release(("a",), "r1b", "m")
     backend.release(("a",), "r2", "n")
     backend.resume("home", "by", ("task",))
-    assert backend.withdraw("r5", 60.0, "home").had
+    assert backend.withdraw("r5", 60.0)
     backend.force_release("a")
     backend.resume("home", "by2")
     backend.announce(["home:queue"], "worker", 5.0)

@@ -144,7 +144,7 @@ class Twin:
         if isinstance(answer, Queued):
             return "WAIT", self._alive(names, answer.rank), Near(answer.recheck * 1000)
         if isinstance(answer, Parked):
-            return "PARKED", self._alive(names, answer.rank), answer.messages
+            return "PARKED", self._alive(names, answer.rank)
         if isinstance(answer, Conflict):
             number = self._numbers.get(answer.fence)
             plain = answer._replace(remaining=0, fence=0, waiting=0)

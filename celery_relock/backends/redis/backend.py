@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from redis.exceptions import ResponseError, TryAgainError
@@ -34,6 +34,7 @@ from ...engine.protocol import (
     Full,
     Held,
     HoldInfo,
+    Listener,
     LockState,
     Message,
     Notice,
@@ -119,7 +120,7 @@ class RedisBackend:
         reply, repeated, sent = self._run("acquire", *called, claim.names)
         found: ParkAnswer | Answer
         if reply[0] == b"PARKED":
-            found = Parked(reply[1], _messages(reply[2:]), repeated)
+            found = Parked(reply[1], repeated)
         elif reply[0] == b"FULL":
             name = claim.names[reply[1] - 1] if reply[1] else ""
             found = Full(name, *reply[2:])._replace(repeated=repeated)
@@ -141,7 +142,7 @@ class RedisBackend:
         if not isinstance(answer, Duplicate):
             keys = [self.keys.meta(bucket), self.keys.tombstone(claim.execution_id, bucket)]
             with suppress(RelockError):  # then it comes once more, and is found out
-                self._run("withdraw", keys, [claim.execution_id, "0", ""])
+                self._run("withdraw", keys, [claim.execution_id, "0"])
         return answer
 
     def release(
@@ -165,15 +166,12 @@ class RedisBackend:
         # If the command was sent twice, the first one can have released the hold.
         return Released(repeated, _messages(reply[1:]))
 
-    def downgrade(
-        self, names: Sequence[str], execution_id: str, attempt_id: str, home: str = ""
-    ) -> Downgraded:
+    def downgrade(self, names: Sequence[str], execution_id: str, attempt_id: str) -> Downgraded:
         meta, _, *locks = self.keys.claim(names, execution_id)
-        args = [execution_id, attempt_id, home]
-        reply, repeated, _ = self._run("downgrade", [meta, *locks], args, names)
-        messages = _messages(reply[1:]) if reply[0] == b"SHARED" else ()
+        of = [execution_id, attempt_id]
+        reply, repeated, _ = self._run("downgrade", [meta, *locks], of, names)
         joined = names[reply[1] - 1] if reply[0] == b"JOINED" else ""
-        return Downgraded(reply[0] != b"LOST", joined, messages, repeated)
+        return Downgraded(reply[0] != b"LOST", joined, repeated)
 
     def resume(self, home: str, by: str, tasks: Sequence[str] = ()) -> Resumed:
         args, now = [home, by, str(BATCH), " ".join(tasks)], time.monotonic()
@@ -201,7 +199,7 @@ class RedisBackend:
         times = (request.gap, request.delay, request.moment, request.life)
         millis = [str(round(each * 1000)) for each in times]
         args = [execution_id, request.task, request.label, *millis]
-        keys = self.keys.place(request.line, execution_id)
+        keys = self.keys.claim([request.line], execution_id)
         if marker is not None:
             keys += [self.keys.lock(marker.names[0])]
             args += [marker.execution_id, _ms(marker.lease), marker.label]
@@ -212,11 +210,10 @@ class RedisBackend:
             return found
         return int(reply[1]) if reply[0] == b"PLACED" else 0
 
-    def withdraw(self, execution_id: str, remember: float, home: str = "") -> Released:
-        keys, args = self.keys, [execution_id, _ms(remember), home]
+    def withdraw(self, execution_id: str, remember: float) -> bool:
+        keys, args = self.keys, [execution_id, _ms(remember)]
         calls = [([keys.meta(b), keys.tombstone(execution_id, b)], args) for b in self._buckets()]
         failed = None
-        messages: tuple[Message, ...] = ()
         # A command whose answer was lost can have withdrawn it.
         outcomes, had = self._everywhere("withdraw", calls)
         for reply in outcomes:
@@ -224,10 +221,9 @@ class RedisBackend:
                 failed = reply
             else:
                 had = had or reply[0] == b"WITHDRAWN"
-                messages += _messages(reply[1:])
         if failed is not None and not had:
             raise translate(failed) from failed
-        return Released(had, messages)
+        return had
 
     def arrived(self, execution_ids: Sequence[str], seconds: float) -> None:
         args = [_ms(seconds), " ".join(execution_ids)]
@@ -331,18 +327,13 @@ class RedisBackend:
 
         return Examination(self.transport, self.keys, self._scripts)
 
-    def listen(
-        self,
-        inbox: str,
-        ready: Callable[[], None],
-        hear: Callable[[Notice], None],
-        wanted: Callable[[], bool] = lambda: True,
-    ) -> None:
+    def listen(self, inbox: str, listener: Listener) -> None:
         def heard(notice: Notice) -> None:
             self._idle.clear()  # the notice can be about a parked message
-            hear(notice)
+            listener.hear(notice)
 
-        self.transport.listen(lambda bucket: self.keys.inbox(inbox, bucket), ready, heard, wanted)
+        channel = partial(self.keys.inbox, inbox)
+        self.transport.listen(channel, listener._replace(hear=heard))
 
     def _claim(self, claim: Claim, place: dict[str, Any], inbox: str) -> Call:
         if place and claim.stuck:

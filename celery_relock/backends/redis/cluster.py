@@ -18,6 +18,7 @@ from redis.crc import key_slot
 from redis.exceptions import AskError, ConnectionError, MovedError  # noqa: A004
 
 from ...engine import ids
+from ...engine.protocol import Listener
 from ...errors import LockConfigError
 from .connections import (
     IDLE_FOR,
@@ -27,11 +28,8 @@ from .connections import (
     Command,
     Connections,
     Effort,
-    Hear,
-    Ready,
     Replicas,
     Transport,
-    Wanted,
 )
 from .errors import FAULTS, TooFewReplicas, reply_of, translate
 from .keys import CLUSTER_BUCKETS, absent, bucket_of
@@ -276,11 +274,11 @@ class Cluster(Transport):
     def route(self, bucket: int) -> object:
         return self.map.known(bucket)
 
-    def listen(self, channel: Channel, ready: Ready, hear: Hear, wanted: Wanted) -> None:
+    def listen(self, channel: Channel, listener: Listener) -> None:
         def connect(node: Node) -> Any:
             return self._at(node).make(_BRIEF)
 
-        ClusterInbox(self.map, connect, channel, ready, hear).listen(wanted)
+        ClusterInbox(self.map, connect, channel, listener).listen()
 
     def _at(self, node: Node, renewing: bool = False) -> Connections:
         key = node, renewing

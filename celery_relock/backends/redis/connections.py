@@ -26,7 +26,7 @@ from redis.exceptions import NoScriptError, ResponseError
 from redis.exceptions import TimeoutError as AnswerTimeout
 
 from ...engine import platform
-from ...engine.protocol import Notice
+from ...engine.protocol import STILL_WANTED, Listener
 from ...errors import LockConfigError, LockUnavailable
 from .errors import FAULTS, TooFewReplicas, demoted, note_address, passes, translate
 from .keys import bucket_of
@@ -37,9 +37,6 @@ Call: TypeAlias = "tuple[Sequence[str], Sequence[str]]"
 Command: TypeAlias = "tuple[str, ...]"
 Encoded: TypeAlias = "tuple[bytes, ...]"
 Channel: TypeAlias = "Callable[[int], str]"
-Ready: TypeAlias = "Callable[[], None]"
-Hear: TypeAlias = "Callable[[Notice], None]"
-Wanted: TypeAlias = "Callable[[], bool]"
 
 # How many idle connections to keep; and for how many seconds, except for the last one used.
 MOST_IDLE, IDLE_FOR = 4, 60.0
@@ -56,8 +53,6 @@ PROMISES = ("acquire", "debounce", "place", "renew", "heartbeat")
 # The verbs that a second time would do more: the next holder has the lock by then.
 ONCE = ("force_release",)
 _IN_DOUBT = "Whether it was done is not known: look at the lock before you do it again"
-# Seconds after which a listener checks again whether its server is right and it is still wanted.
-LOOK = 2.0
 
 
 class Replicas(NamedTuple):
@@ -405,7 +400,7 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def listen(self, channel: Channel, ready: Ready, hear: Hear, wanted: Wanted) -> None:
+    def listen(self, channel: Channel, listener: Listener) -> None:
         """Listen at an inbox; see `Backend.listen`. `channel` returns its name in a bucket."""
 
 
@@ -442,16 +437,16 @@ class Server(Transport):
     def masters(self, keys: Sequence[str] = ()) -> list[tuple[Connections, list[int]]]:
         return [(self._work, [0])]
 
-    def listen(self, channel: Channel, ready: Ready, hear: Hear, wanted: Wanted) -> None:
+    def listen(self, channel: Channel, listener: Listener) -> None:
         moves = self._moves
         subscription = Subscription(self._work.make, [channel(0)])
         try:
-            ready()
+            listener.ready()
             while moves == self._moves and self._work.fits(subscription.link):
-                if not wanted():
+                if not listener.wanted():
                     return
-                if (notice := subscription.hear(LOOK)) is not None:
-                    hear(notice)
+                if (notice := subscription.hear(STILL_WANTED)) is not None:
+                    listener.hear(notice)
         finally:
             subscription.close()
         # A replica passes messages on, but the master does not know that somebody listens.

@@ -92,7 +92,7 @@ class Keys:
         return f"{self.prefix(bucket)}d:{execution_id}"
 
     def claim(self, names: Sequence[str], execution_id: str) -> list[str]:
-        """The keys of `acquire` and `release`: meta, tombstone and each lock.
+        """The keys of a claim: meta, tombstone and each lock.
 
         Raises:
             LockConfigError: in a cluster, the names are not all in one bucket.
@@ -109,13 +109,6 @@ class Keys:
         for name in names:
             keys.append(f"{prefix}l:{_stored(name)}")
         return keys
-
-    def place(self, line: str, execution_id: str) -> list[str]:
-        """The keys of `place`: of the claim, of the line's queue, of the line's calls, and the due
-        times."""
-        bucket = self.bucket(line)
-        of_line = [self.of_lock(kind, line) for kind in "qwm"]
-        return [*self.claim([line], execution_id), *of_line, self.sent(bucket), self.due(bucket)]
 
     def other_layout(self, schema: str, buckets: str) -> LockConfigError:
         """The error for a namespace in which another version keeps its locks."""

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 FOLDER = Path(__file__).parents[2] / "lua"
-# They look at keys that they make from those of their calls.
-_LOOKS = ("survey", "where")
+# As all that use lib/queue, these make keys from those of their calls.
+_FIND_KEYS = ("place", "survey", "where")
 _USES = re.compile(r"^-- Uses: (?P<parts>.+)$", re.MULTILINE)
 _MODULE = re.compile(r"^return (?P<name>[A-Z]\w+)\n\Z", re.MULTILINE)
 
@@ -64,4 +64,4 @@ def _script(path: Path, parts: Mapping[str, str]) -> Script:
     text = path.read_text("utf-8")
     source = _USES.sub(lambda line: "\n".join(parts[part] for part in uses(line[0])), text)
     sha = hashlib.sha1(source.encode()).hexdigest()
-    return Script(path.stem, source, sha, "lib/queue" in uses(text) or path.stem in _LOOKS)
+    return Script(path.stem, source, sha, "lib/queue" in uses(text) or path.stem in _FIND_KEYS)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import ClusterDownError, MovedError, ResponseError
 
 from ...engine.platform import native_lock, start_native_thread
-from ...engine.protocol import Notice
+from ...engine.protocol import STILL_WANTED, Listener, Notice
 from ...errors import LockUnavailable, RelockError
 from .errors import FAULTS, translate
 
@@ -27,8 +27,6 @@ ASK, GIVE_UP = 15.0, 30.0
 # In seconds: how often the listeners of a cluster are compared with this process's map of it, how
 # often the cluster itself is asked, and how soon a failed listener is replaced.
 _LOOK_EVERY, _ASK_EVERY, _AGAIN = 0.5, 10.0, 2.0
-# Seconds after which a listener notices that it is no longer needed.
-_HEAR = 2.0
 
 
 class Subscription:
@@ -125,29 +123,28 @@ class ClusterInbox:
 
     Attributes:
         connect: returns a connection to a node.
-        channel, ready, hear: as for `Transport.listen`; `ready` is called for each thread.
+        channel, listener: as for `Transport.listen`; `ready` is called for each thread.
     """
 
     map: Map
     connect: Callable[[Node], Any]
     channel: Callable[[int], str]
-    ready: Callable[[], None]
-    hear: Callable[[Notice], None]
+    listener: Listener
 
     def __post_init__(self) -> None:
         self._bell = native_lock()
         self._bell.acquire()
         self._ears: dict[Node, _Ear] = {}
 
-    def listen(self, wanted: Callable[[], bool]) -> None:
-        """Listen until `wanted` returns False.
+    def listen(self) -> None:
+        """Listen while it is wanted.
 
         Raises:
             LockUnavailable, LockConfigError: no master can be listened to.
         """
         asked_at = 0.0
         try:
-            while wanted():
+            while self.listener.wanted():
                 now = time.monotonic()
                 if now - asked_at >= _ASK_EVERY or any(ear.error for ear in self._ears.values()):
                     asked_at = now
@@ -183,10 +180,10 @@ class ClusterInbox:
             subscription = Subscription(partial(self.connect, node), channels, sharded=True)
             # The thread before this one ends only now: a notice that is heard twice does no harm.
             ear.hears()
-            self.ready()
+            self.listener.ready()
             while not ear.over:
-                if (notice := subscription.hear(_HEAR)) is not None:
-                    self.hear(notice)
+                if (notice := subscription.hear(STILL_WANTED)) is not None:
+                    self.listener.hear(notice)
         except RelockError as error:
             ear.fails(error)
         except Exception as error:  # noqa: BLE001 - whatever it is, a new thread tries again

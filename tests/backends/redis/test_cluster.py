@@ -31,6 +31,7 @@ from celery_relock.engine.protocol import (
     Debounce,
     Ended,
     Held,
+    Listener,
     Parked,
     ParkRequest,
     Queued,
@@ -156,7 +157,7 @@ def test_the_inbox_listens_for_each_bucket_at_its_master(
 
     def listen() -> None:
         with suppress(errors.LockUnavailable):  # the servers are stopped in the end
-            backend.listen("me", lambda: ready.append("at a master"), heard.append)
+            backend.listen("me", Listener(lambda: ready.append("at a master"), heard.append))
 
     threading.Thread(target=listen, daemon=True).start()
     wait_for(lambda: len(ready) == len(cluster.masters()), what="it to listen at each master")
@@ -183,7 +184,7 @@ def test_a_bucket_where_nothing_was_parked_is_looked_at_again(
     found = wait_for(lambda: looks.resume("h", ids.new_attempt_id()).messages, timeout=20)
     assert [message.execution_id for message in found] == ["waits"]
     assert looks.resume("h", "by").recheck is not None
-    assert looks.withdraw("waits", 60.0).had
+    assert looks.withdraw("waits", 60.0)
     assert parks.release(["a"], "a", "n").had
 
 
@@ -302,7 +303,7 @@ def test_a_cluster_that_serves_no_slot_is_told_as_that(namespace: str) -> None:
     try:
         backend = backend_of(f"redis+cluster://127.0.0.1:{server.port}?patience=0.5", namespace)
         for asks in (
-            lambda: backend.listen("inbox", lambda: None, print),
+            lambda: backend.listen("inbox", Listener(lambda: None, print)),
             lambda: backend.examination().refused(),
             lambda: list(backend.inspection().keys("*")),
         ):
