@@ -256,8 +256,8 @@ def journal(redis_url: str, namespace: str) -> Iterator[Journal]:
 
 
 @pytest.fixture
-def worker(redis_server: RedisServer, namespace: str) -> Iterator[Callable[..., Worker]]:
-    """Start workers for this test: `worker("tests.worker.apps.basic", pool="threads")`."""
+def new_worker(redis_server: RedisServer, namespace: str) -> Iterator[Callable[..., Worker]]:
+    """Start workers for this test: `new_worker("tests.worker.apps.basic", pool="threads")`."""
     yield from _workers(redis_server.url, namespace)
 
 

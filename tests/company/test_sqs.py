@@ -93,11 +93,11 @@ def sqs() -> Iterator[Sqs]:
 
 
 @pytest.fixture
-def start(sqs: Sqs, worker: Callable[..., Worker]) -> Callable[..., Worker]:
+def start(sqs: Sqs, new_worker: Callable[..., Worker]) -> Callable[..., Worker]:
     def started(*queues: str, key: str = "key", alone: bool = True) -> Worker:
         env = sqs.env(*queues if alone else (), key=key)
         arguments = ("-Q", ",".join(queues))
-        return worker("tests.company.sqs_app", arguments=arguments, env=env)
+        return new_worker("tests.company.sqs_app", arguments=arguments, env=env)
 
     return started
 

@@ -66,10 +66,10 @@ def exported(module_worker, tmp_path_factory):
 
 
 @pytest.fixture
-def in_one_process(worker, tmp_path):
+def in_one_process(new_worker, tmp_path):
     path = tmp_path / "lines"
     env, arguments = {"TEST_OTEL_FILE": str(path)}, ("-I", "tests.contrib.apps.with_otel")
-    return Exported(worker(APP, pool="solo", env=env, arguments=arguments), path)
+    return Exported(new_worker(APP, pool="solo", env=env, arguments=arguments), path)
 
 
 def test_beside_it_prometheus_says_what_it_lacks_in_a_prefork_pool(exported):

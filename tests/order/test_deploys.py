@@ -15,29 +15,32 @@ APP = "tests.order.apps.deployed"
 
 @pytest.mark.parametrize("key", ["account:{account}", "other:{account}"])
 def test_calls_that_took_their_places_when_they_arrived_come_one_after_the_other_without_pause(
-    worker, account, key
+    new_worker, account, key
 ):
     name = f"account:{account}"
-    with closing(worker(APP, env={"RELOCK_TEST_ORDER": "sent"})) as before, lock_of(before, name):
+    with (
+        closing(new_worker(APP, env={"RELOCK_TEST_ORDER": "sent"})) as before,
+        lock_of(before, name),
+    ):
         for number in range(6):  # by its name: the place is taken where the message arrives
             before.module.app.send_task(before.module.charge.name, (account, number))
             wait_until_parked(before, LINE + name if number else name, max(number, 1))
-    after = worker(APP, env={"RELOCK_TEST_KEY": key})
+    after = new_worker(APP, env={"RELOCK_TEST_KEY": key})
     after.journal.wait_for(lambda found: len(found) == 6, timeout=12)
     assert [e["number"] for e in after.journal.events("charged")] == list(range(6))
 
 
 def test_calls_that_were_parked_for_the_lock_before_keep_their_places_and_hold_up_nobody(
-    worker, account
+    new_worker, account
 ):
     name = f"account:{account}"
-    with closing(worker(APP)) as before:
+    with closing(new_worker(APP)) as before:
         lock = lock_of(before, name)
         assert lock.acquire()
         for number in range(4):
             before.module.charge.delay(account, number)
             wait_until_parked(before, name, number + 1)
-    after = worker(APP, env={"RELOCK_TEST_ORDER": "sent"})
+    after = new_worker(APP, env={"RELOCK_TEST_ORDER": "sent"})
     after.module.charge.delay(account, 4)
     wait_until_parked(after, name, 5)
     lock.release()
@@ -47,14 +50,14 @@ def test_calls_that_were_parked_for_the_lock_before_keep_their_places_and_hold_u
     assert [e["in_order"] for e in charged] == [False] * 4 + [True]
 
 
-def test_a_call_that_a_worker_takes_for_a_duplicate_leaves_its_place(worker, account):
+def test_a_call_that_a_worker_takes_for_a_duplicate_leaves_its_place(new_worker, account):
     name, env = f"account:{account}", {"RELOCK_TEST_ORDER": "sent"}
-    with closing(worker(APP, env=env)) as before:
+    with closing(new_worker(APP, env=env)) as before:
         lock = lock_of(before, name)
         assert lock.acquire()
     for number in range(3):  # its code does not know of duplicates yet
         before.module.charge.delay(account, number)
-    after = worker(APP, env={**env, "RELOCK_TEST_DEDUP": "until_start"})
+    after = new_worker(APP, env={**env, "RELOCK_TEST_DEDUP": "until_start"})
     after.wait_for_log("(?s)(is a duplicate of.*){2}")
     lock.release()
     after.journal.wait_for("charged")

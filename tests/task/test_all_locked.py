@@ -18,9 +18,9 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_the_tasks_of_celery_can_be_sent(worker, account, option):
+def test_the_tasks_of_celery_can_be_sent(new_worker, account, option):
     settings = json.dumps({option: OPTIONS[option]})
-    started = worker("tests.task.apps.all_locked", env={"RELOCK_TEST_SETTINGS": settings})
+    started = new_worker("tests.task.apps.all_locked", env={"RELOCK_TEST_SETTINGS": settings})
     module = started.module
     double, cleanup = module.double, module.app.tasks["celery.backend_cleanup"]
     sent = [cleanup.delay() for _ in range(2)]

@@ -15,9 +15,9 @@ both = pytest.mark.parametrize("kind", ["topic", "bindings"])
 
 
 @pytest.fixture(params=["redis", "amqp"])
-def start(request, worker, on_broker):
+def start(request, new_worker, on_broker):
     def begin(kind):
-        started = worker(APP, env={**on_broker(request.param), "RELOCK_TEST_QUEUES": kind})
+        started = new_worker(APP, env={**on_broker(request.param), "RELOCK_TEST_QUEUES": kind})
         wait_for(lambda: is_consumed(started, started.module.name), what="a consumer")
         return started
 

@@ -13,10 +13,10 @@ from tests.support.parked import wait_until_parked
 
 
 def test_a_worker_that_starts_before_its_client_can_be_made_does_afterwards_what_each_does(
-    worker, account, tmp_path
+    new_worker, account, tmp_path
 ):
     gate = tmp_path / "up"
-    running = worker(
+    running = new_worker(
         "tests.worker.apps.client_later", env={LOOK_EVERY: "60", "RELOCK_TEST_GATE": str(gate)}
     )
     tasks = running.module

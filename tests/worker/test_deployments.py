@@ -7,10 +7,10 @@ from contextlib import closing
 from tests.support.parked import lock_of, wait_until_parked
 
 
-def test_a_parked_message_goes_back_to_the_deployment_that_it_came_from(worker, account):
+def test_a_parked_message_goes_back_to_the_deployment_that_it_came_from(new_worker, account):
     def deployed(name):
         env = {"RELOCK_TEST_DEPLOYMENT": name}
-        return worker("tests.worker.apps.deployments", env=env, concurrency=1)
+        return new_worker("tests.worker.apps.deployments", env=env, concurrency=1)
 
     lock = f"account:{account}"
     deployed("production")

@@ -39,14 +39,14 @@ def _ran(case, times, client, *then):
 
 
 @row("visibility timeout, the first run lives on")
-def test_a_copy_by_visibility_timeout_waits_and_is_discarded(worker, row, redis_url, client):
-    first = worker(APP, concurrency=2, env=SOON)
+def test_a_copy_by_visibility_timeout_waits_and_is_discarded(new_worker, row, redis_url, client):
+    first = new_worker(APP, concurrency=2, env=SOON)
     case, plain = _case(first, redis_url), _case(first, redis_url, locked=False)
     for one in (case, plain):
         one.send()
         one.events("inside")
     wait_for(lambda: plain.seconds_ago("inside") > 1.2)
-    worker(APP, concurrency=4, env=SOON)  # it looks for lost messages when it starts
+    new_worker(APP, concurrency=4, env=SOON)  # it looks for lost messages when it starts
     plain.events("inside", count=2)  # without a lock both run at once
     case.events("over")  # the copy was looked at, and put off
     assert len(case.events("inside")) == 1
@@ -57,13 +57,13 @@ def test_a_copy_by_visibility_timeout_waits_and_is_discarded(worker, row, redis_
 
 
 @row("visibility timeout, the first run dies")
-def test_a_copy_by_visibility_timeout_takes_over_from_the_dead(worker, row, redis_url, client):
-    first = worker(APP, concurrency=2, env=SOON)
+def test_a_copy_by_visibility_timeout_takes_over_from_the_dead(new_worker, row, redis_url, client):
+    first = new_worker(APP, concurrency=2, env=SOON)
     case = _case(first, redis_url)
     case.send()
     case.events("inside")
     wait_for(lambda: case.seconds_ago("inside") > 1.2)
-    worker(APP, concurrency=4, env=SOON)
+    new_worker(APP, concurrency=4, env=SOON)
     case.events("over")
     case.ends_now()
     os.kill(case.events("inside")[0].pid, signal.SIGKILL)
@@ -75,8 +75,8 @@ def test_a_copy_by_visibility_timeout_takes_over_from_the_dead(worker, row, redi
 
 
 @row("visibility timeout before its ETA")
-def test_of_two_copies_that_wait_for_their_eta_one_runs(worker, row, redis_url, client):
-    first = worker(APP, concurrency=2, env=SOON)
+def test_of_two_copies_that_wait_for_their_eta_one_runs(new_worker, row, redis_url, client):
+    first = new_worker(APP, concurrency=2, env=SOON)
     case = _case(first, redis_url, "early", body="returns")
     case.register.let_go(case.account)
     case.send(countdown=6)
@@ -85,7 +85,7 @@ def test_of_two_copies_that_wait_for_their_eta_one_runs(worker, row, redis_url, 
     marker.send()
     marker.events("inside")
     wait_for(lambda: marker.seconds_ago("inside") > 1.2)
-    second = worker(APP, concurrency=2, env=SOON)
+    second = new_worker(APP, concurrency=2, env=SOON)
     received = f"{case.id}] received"
     wait_for(lambda: (first.log() + second.log()).count(received) == 2, what="the copy")
     marker.register.let_go(marker.account)
@@ -110,9 +110,9 @@ def broker(request, redis_server):
 )
 @row("connection to the broker lost")
 def test_a_copy_after_a_lost_connection_waits_and_is_discarded(
-    worker, broker, row, redis_url, client
+    new_worker, broker, row, redis_url, client
 ):
-    running = worker(APP, concurrency=4, env={BROKER: broker.url})
+    running = new_worker(APP, concurrency=4, env={BROKER: broker.url})
     case, plain = _case(running, redis_url), _case(running, redis_url, locked=False)
     for one in (case, plain):
         one.send()
@@ -127,9 +127,9 @@ def test_a_copy_after_a_lost_connection_waits_and_is_discarded(
 
 
 @row("… with `worker_cancel_long_running_tasks_on_connection_loss`")
-def test_a_copy_after_a_cancelled_execution_takes_over(worker, broker, row, redis_url, client):
+def test_a_copy_after_a_cancelled_execution_takes_over(new_worker, broker, row, redis_url, client):
     cancel = '{"worker_cancel_long_running_tasks_on_connection_loss": true}'
-    running = worker(APP, concurrency=4, env={BROKER: broker.url, SETTINGS: cancel})
+    running = new_worker(APP, concurrency=4, env={BROKER: broker.url, SETTINGS: cancel})
     case = _case(running, redis_url)
     case.send()
     case.events("inside")
@@ -146,10 +146,10 @@ def test_a_copy_after_a_cancelled_execution_takes_over(worker, broker, row, redi
 )
 @row("RabbitMQ: warm shutdown, a child begins all the same")
 def test_what_a_child_begins_when_its_worker_has_put_the_message_back_runs_once(
-    worker, rabbitmq, row, redis_url, client
+    new_worker, rabbitmq, row, redis_url, client
 ):
     env = {BROKER: rabbitmq.url}
-    doomed = worker(APP, concurrency=4, env=env, arguments=("--loglevel", "DEBUG"))
+    doomed = new_worker(APP, concurrency=4, env=env, arguments=("--loglevel", "DEBUG"))
     sent = [
         _case(doomed, redis_url, ack, locked, body="returns")
         for ack in ("early", "late")
@@ -170,7 +170,7 @@ def test_what_a_child_begins_when_its_worker_has_put_the_message_back_runs_once(
     for case in sent:
         wait_for(lambda case=case: case.outcome().state == "SUCCESS", what="the first run")
     os.killpg(doomed.pid, signal.SIGKILL)  # it would wait for 30 s
-    other = worker(APP, concurrency=4, env=env, arguments=("-n", "other@127.0.0.1"))
+    other = new_worker(APP, concurrency=4, env=env, arguments=("-n", "other@127.0.0.1"))
     for case in sent:
         if case.locked:
             other.wait_for_log(rf"{case.id}\] is a late copy of an execution that has ended")
@@ -181,14 +181,16 @@ def test_what_a_child_begins_when_its_worker_has_put_the_message_back_runs_once(
 
 
 @row("RabbitMQ: child killed, `reject_on_worker_lost`", "RabbitMQ: worker killed")
-def test_rabbitmq_delivers_again_and_the_copy_takes_over(worker, rabbitmq, row, redis_url, client):
+def test_rabbitmq_delivers_again_and_the_copy_takes_over(
+    new_worker, rabbitmq, row, redis_url, client
+):
     env = {BROKER: rabbitmq.url}
-    doomed = worker(APP, concurrency=1, env=env)
+    doomed = new_worker(APP, concurrency=1, env=env)
     case = _case(doomed, redis_url, body="stays_or_comes_back")
     case.send()
     case.events("inside")
     if row.name.endswith("worker killed"):
-        worker(APP, concurrency=2, env=env, arguments=("-n", "other@127.0.0.1"))
+        new_worker(APP, concurrency=2, env=env, arguments=("-n", "other@127.0.0.1"))
         case.ends_now()
         os.killpg(doomed.pid, signal.SIGKILL)
     else:
@@ -202,11 +204,11 @@ def test_rabbitmq_delivers_again_and_the_copy_takes_over(worker, rabbitmq, row, 
 
 @row("RabbitMQ: `Reject(requeue=True)`")
 def test_rabbitmq_takes_a_message_back_and_its_next_execution_is_no_copy(
-    worker, rabbitmq, row, redis_url, client
+    new_worker, rabbitmq, row, redis_url, client
 ):
     # A late copy is looked at for so many seconds before it may run.
     env = {BROKER: rabbitmq.url, "RELOCK_TEST_STORING": "30"}
-    running = worker(APP, concurrency=1, env=env)
+    running = new_worker(APP, concurrency=1, env=env)
     case = _case(running, redis_url, body="goes_back")
     case.send()
     case.events("inside")

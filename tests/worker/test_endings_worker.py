@@ -56,8 +56,8 @@ def _later(start, sent, client, comes_back=True, **options):
 
 
 @row("warm shutdown")
-def test_a_warm_shutdown_waits_for_the_body(worker, row, redis_url, client):
-    doomed = worker(APP, concurrency=4)
+def test_a_warm_shutdown_waits_for_the_body(new_worker, row, redis_url, client):
+    doomed = new_worker(APP, concurrency=4)
     sent = _sent(doomed, redis_url)
     doomed.kill(signal.SIGTERM)
     doomed.wait_for_log("Warm shutdown")
@@ -72,7 +72,7 @@ def test_a_warm_shutdown_waits_for_the_body(worker, row, redis_url, client):
 
 
 @row("cold shutdown", "cold shutdown by `REMAP_SIGTERM`", "soft shutdown")
-def test_a_shutdown_that_breaks_bodies_off_frees_their_locks(worker, row, redis_url, client):
+def test_a_shutdown_that_breaks_bodies_off_frees_their_locks(new_worker, row, redis_url, client):
     if row.since > celery.VERSION:
         pytest.skip(f"from Celery {row.since} on")
     env, sig = {}, signal.SIGQUIT
@@ -80,14 +80,14 @@ def test_a_shutdown_that_breaks_bodies_off_frees_their_locks(worker, row, redis_
         env = {SETTINGS: '{"worker_soft_shutdown_timeout": 1}'}
     elif "REMAP" in row.name:
         env, sig = {"REMAP_SIGTERM": "SIGQUIT"}, signal.SIGTERM
-    doomed = worker(APP, concurrency=4, env=env)
+    doomed = new_worker(APP, concurrency=4, env=env)
     sent = _sent(doomed, redis_url)
     for case in sent:
         case.ends_now()
     doomed.stop(sig)
     _free(row, sent, 15)
     # Celery 5.4 takes the children that it ends for lost, and acknowledges their messages.
-    _later(worker, sent, client, comes_back=celery.VERSION >= (5, 5))
+    _later(new_worker, sent, client, comes_back=celery.VERSION >= (5, 5))
 
 
 @pytest.mark.parametrize(
@@ -95,10 +95,10 @@ def test_a_shutdown_that_breaks_bodies_off_frees_their_locks(worker, row, redis_
 )
 @row("prefork, solo: `MemoryError`")
 def test_a_body_out_of_memory_ends_the_worker_and_its_lock(
-    worker, row, pool, ack, redis_url, client
+    new_worker, row, pool, ack, redis_url, client
 ):
     for locked in (True, False):
-        doomed = worker(APP, pool=pool, concurrency=1)
+        doomed = new_worker(APP, pool=pool, concurrency=1)
         case = Case(doomed, redis_url, "runs_out_of_memory", ack, locked, "chain")
         case.send()
         case.events("inside")
@@ -117,16 +117,18 @@ def test_a_body_out_of_memory_ends_the_worker_and_its_lock(
 
 
 @row("SIGKILL to the worker, another one on the host")
-def test_another_worker_of_the_host_frees_what_a_killed_one_held(worker, row, redis_url, client):
-    worker(APP, concurrency=1, env={SETTINGS: '{"task_default_queue": "elsewhere"}'})
-    doomed = worker(APP, concurrency=4, env=SOON)
+def test_another_worker_of_the_host_frees_what_a_killed_one_held(
+    new_worker, row, redis_url, client
+):
+    new_worker(APP, concurrency=1, env={SETTINGS: '{"task_default_queue": "elsewhere"}'})
+    doomed = new_worker(APP, concurrency=4, env=SOON)
     sent = _sent(doomed, redis_url)
     for case in sent:
         case.ends_now()
     doomed.close()  # SIGKILL; its children go with it
     _free(row, sent, 15)
     wait_for(lambda: all(case.seconds_ago("ending") > 1.2 for case in sent))
-    _later(worker, sent, client, env=SOON)
+    _later(new_worker, sent, client, env=SOON)
 
 
 @pytest.fixture(scope="module")
@@ -151,21 +153,23 @@ def test_it_is_enough_that_the_main_process_is_killed_in_every_pool(
 
 
 @row("SIGKILL to the worker, the next one starts")
-def test_a_worker_that_starts_frees_what_the_dead_of_its_host_held(worker, row, redis_url, client):
-    doomed = worker(APP, concurrency=4, env=SOON)
+def test_a_worker_that_starts_frees_what_the_dead_of_its_host_held(
+    new_worker, row, redis_url, client
+):
+    doomed = new_worker(APP, concurrency=4, env=SOON)
     sent = _sent(doomed, redis_url)
     doomed.close()
     assert all(case.state_of_lock().holders for case in sent if case.locked)
     for case in sent:
         case.ends_now()
     wait_for(lambda: all(case.seconds_ago("ending") > 1.2 for case in sent))
-    _later(worker, sent, client, env=SOON)
+    _later(new_worker, sent, client, env=SOON)
     _free(row, sent, 15)
 
 
 @row("the host is gone")
-def test_without_anybody_on_the_host_the_lease_ends_it(worker, row, redis_url, client):
-    doomed = worker(APP, concurrency=2)
+def test_without_anybody_on_the_host_the_lease_ends_it(new_worker, row, redis_url, client):
+    doomed = new_worker(APP, concurrency=2)
     sent = _sent(doomed, redis_url, "stays_briefly", kinds=(True,))
     for case in sent:
         case.ends_now()
@@ -176,9 +180,9 @@ def test_without_anybody_on_the_host_the_lease_ends_it(worker, row, redis_url, c
 
 
 @row("`max_tasks_per_child`", "`max_memory_per_child`")
-def test_a_child_is_only_replaced_between_its_tasks(worker, row, redis_url, client):
+def test_a_child_is_only_replaced_between_its_tasks(new_worker, row, redis_url, client):
     option = "--max-tasks-per-child" if "tasks" in row.name else "--max-memory-per-child"
-    running = worker(APP, concurrency=4, arguments=(option, "1"))
+    running = new_worker(APP, concurrency=4, arguments=(option, "1"))
     pids = set()
     for _ in range(2):
         sent = _sent(running, redis_url, "returns", kinds=(True,))
@@ -193,8 +197,8 @@ def test_a_child_is_only_replaced_between_its_tasks(worker, row, redis_url, clie
 
 
 @row("autoscale")
-def test_a_pool_that_shrinks_lets_its_bodies_end(worker, row, redis_url, client):
-    running = worker(APP, arguments=("--autoscale=4,1",), env={"AUTOSCALE_KEEPALIVE": "1"})
+def test_a_pool_that_shrinks_lets_its_bodies_end(new_worker, row, redis_url, client):
+    running = new_worker(APP, arguments=("--autoscale=4,1",), env={"AUTOSCALE_KEEPALIVE": "1"})
     sent = _sent(running, redis_url)
     *first, last = (case for case in sent if case.locked)
     for case in sent:
@@ -210,9 +214,11 @@ def test_a_pool_that_shrinks_lets_its_bodies_end(worker, row, redis_url, client)
         case.left_nothing(client)
 
 
-def test_a_worker_that_starts_frees_the_dead_and_leaves_the_living_alone(worker, redis_url, client):
+def test_a_worker_that_starts_frees_the_dead_and_leaves_the_living_alone(
+    new_worker, redis_url, client
+):
     alive, doomed = (
-        worker(APP, concurrency=2, env={SETTINGS: f'{{"task_default_queue": "{name}"}}'})
+        new_worker(APP, concurrency=2, env={SETTINGS: f'{{"task_default_queue": "{name}"}}'})
         for name in ("one", "two")
     )
     (living,) = _sent(alive, redis_url, kinds=(True,), acks=("early",))
@@ -223,7 +229,7 @@ def test_a_worker_that_starts_frees_the_dead_and_leaves_the_living_alone(worker,
         alive.kill(signal.SIGSTOP, pid=pid)
     doomed.close()
     assert dead.state_of_lock().holders
-    worker(APP, concurrency=1, env={SETTINGS: '{"task_default_queue": "three"}'})
+    new_worker(APP, concurrency=1, env={SETTINGS: '{"task_default_queue": "three"}'})
     dead.ends_now()
     assert dead.seconds_until_free() < 10
     assert living.state_of_lock().holders
@@ -235,13 +241,13 @@ def test_a_worker_that_starts_frees_the_dead_and_leaves_the_living_alone(worker,
         case.left_nothing(client)
 
 
-def test_the_locks_of_the_living_are_left_alone(worker, redis_url, client):
-    running = worker(APP, concurrency=4)
+def test_the_locks_of_the_living_are_left_alone(new_worker, redis_url, client):
+    running = new_worker(APP, concurrency=4)
     victim, other = [case for case in _sent(running, redis_url) if case.locked]
     running.kill(signal.SIGKILL, pid=victim.events("inside")[0].pid)
     victim.ends_now()
     assert victim.seconds_until_free() < 10
-    worker(APP, concurrency=1)  # its first look goes over everything
+    new_worker(APP, concurrency=1)  # its first look goes over everything
     assert other.state_of_lock().holders
     other.register.let_go(other.account)
     assert other.seconds_until_free() < 10

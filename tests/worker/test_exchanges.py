@@ -97,11 +97,11 @@ def test_each_queue_of_a_fanout_exchange_has_an_execution_of_its_own(
 
 
 def test_what_waits_in_a_queue_of_a_fanout_exchange_runs_in_whatever_worker(
-    worker, rabbitmq, redis_url, account
+    new_worker, rabbitmq, redis_url, account
 ):
     def start(node):
         broker = {"RELOCK_TEST_BROKER": rabbitmq.url}
-        return worker(APP, env=broker, concurrency=1, arguments=("-n", node))
+        return new_worker(APP, env=broker, concurrency=1, arguments=("-n", node))
 
     before = start("before@127.0.0.1")
     module = before.module

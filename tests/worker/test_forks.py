@@ -34,11 +34,11 @@ def test_a_forked_process_has_a_connection_to_the_broker_of_its_own():
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_what_a_body_forks_resumes_the_next_task_by_a_connection_of_its_own(
-    worker, rabbitmq, account, pool
+    new_worker, rabbitmq, account, pool
 ):
     with TcpProxy(rabbitmq.port) as broker:
         env = {"RELOCK_TEST_BROKER": f"amqp://guest:guest@127.0.0.1:{broker.port}//"}
-        working = worker(APP, pool=pool, env=env)
+        working = new_worker(APP, pool=pool, env=env)
         journal, module = working.journal, working.module
         forks = module.forks.delay(account)
         [held] = journal.wait_for("held", account=account)
@@ -54,8 +54,8 @@ def test_what_a_body_forks_resumes_the_next_task_by_a_connection_of_its_own(
         working.close()
 
 
-def test_each_child_of_a_worker_publishes_by_celerys_pool(worker):
-    one_each = worker(APP, concurrency=1, arguments=("--max-tasks-per-child=1",))
+def test_each_child_of_a_worker_publishes_by_celerys_pool(new_worker):
+    one_each = new_worker(APP, concurrency=1, arguments=("--max-tasks-per-child=1",))
     publishes = one_each.module.publishes_twice
     told = [publishes.delay().get(timeout=20) for _ in range(2)]
     assert [by_one for _, by_one in told] == [True, True]

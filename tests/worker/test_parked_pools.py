@@ -8,8 +8,8 @@ from tests.support.parked import lock_of, state_of, wait_until_parked
 
 
 @pytest.mark.parametrize("pool", ["threads", "gevent", "solo"])
-def test_an_execution_is_parked_and_resumed_in_every_pool(worker, pool):
-    one = worker("tests.worker.apps.parked", pool=pool, concurrency=2)
+def test_an_execution_is_parked_and_resumed_in_every_pool(new_worker, pool):
+    one = new_worker("tests.worker.apps.parked", pool=pool, concurrency=2)
     with lock_of(one, "account:pooled"):
         sent = [one.module.takes.delay("pooled") for _ in range(3)]
         wait_until_parked(one, "account:pooled", 3)

@@ -16,8 +16,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(params=["redis", "amqp"])
-def worker(request, worker, on_broker):
-    return worker("tests.worker.apps.resuming", env=on_broker(request.param))
+def worker(request, new_worker, on_broker):
+    return new_worker("tests.worker.apps.resuming", env=on_broker(request.param))
 
 
 @contextmanager

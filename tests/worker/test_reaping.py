@@ -16,8 +16,8 @@ NOT_SOON = {LOOK_EVERY: "60"}
 APP = "tests.worker.apps.reaping"
 
 
-def test_every_lock_of_a_killed_child_is_free_at_once_and_the_next_task_runs(worker):
-    running = worker(APP, concurrency=2, env=NOT_SOON)
+def test_every_lock_of_a_killed_child_is_free_at_once_and_the_next_task_runs(new_worker):
+    running = new_worker(APP, concurrency=2, env=NOT_SOON)
     lock = lock_of(running, "account:7")
     running.module.hold.delay("7", inner="inner")
     held = running.journal.wait_for("holding", timeout=20)[0]

@@ -29,14 +29,14 @@ def service(watched: Callable[..., Watched]) -> Watched:
 
 
 @pytest.fixture
-def start(service: Watched, worker: Callable[..., Worker]) -> Callable[..., Worker]:
+def start(service: Watched, new_worker: Callable[..., Worker]) -> Callable[..., Worker]:
     def begin(replicas: int = 0) -> Worker:
         env = {
             "RELOCK_TEST_SENTINELS": service.url,
             "RELOCK_TEST_SERVICE": service.service,
             "RELOCK_TEST_REPLICAS": str(replicas),
         }
-        return worker("tests.worker.apps.sentinel", concurrency=4, env=env)
+        return new_worker("tests.worker.apps.sentinel", concurrency=4, env=env)
 
     return begin
 

@@ -23,7 +23,7 @@ brokers = pytest.mark.parametrize("broker", ["redis", "amqp"])
 
 
 @pytest.fixture
-def start(worker, on_broker, namespace):
+def start(new_worker, on_broker, namespace):
     """Start workers of one slot for one queue: `start("amqp", 2)`."""
     started = []
 
@@ -31,7 +31,7 @@ def start(worker, on_broker, namespace):
         env |= on_broker(broker)
         for _ in range(count):
             node = ("-n", f"w{len(started)}@{namespace}")
-            started.append(worker(APP, pool=pool, concurrency=1, arguments=node, env=env))
+            started.append(new_worker(APP, pool=pool, concurrency=1, arguments=node, env=env))
             wait_for(lambda: is_consumed(started[-1]), what="the announcement of the resume queue")
         return started[-count:]
 

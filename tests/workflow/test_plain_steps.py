@@ -14,9 +14,9 @@ from tests.support import make_app
 
 
 @pytest.mark.parametrize("pool", ["solo", "threads", "prefork"])
-def test_plain_steps_keep_the_permit_in_a_worker_of_start_worker(worker, pool):
+def test_plain_steps_keep_the_permit_in_a_worker_of_start_worker(new_worker, pool):
     # It sends no celeryd_init, celeryd_after_setup and worker_ready.
-    started = worker(
+    started = new_worker(
         "tests.workflow.apps.workflows",
         pool=pool,
         concurrency=1,
