@@ -240,6 +240,11 @@ def _declare(cls: Any) -> Declaration:
     settings = read_by_tasks(app)
     defaults = {option: each for option, each in settings.items() if option in OPTION_NAMES}
     options = LockOptions.collect(written, defaults, name)
+    if options.hold == "workflow" and app.conf.task_protocol == 1:
+        raise LockConfigError(
+            f"task {name}: lock_hold='workflow' needs stamps, which messages of task_protocol=1 do "
+            "not carry: use protocol 2"
+        )
     key: Any = False if str(cls.__module__).startswith(_OF_CELERY) else options.key
     rule = NameRule.compile(key, name, signature, task)
     if not rule.off:

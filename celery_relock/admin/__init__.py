@@ -378,7 +378,7 @@ def _revoke(app: Any, request: Any, is_out: bool) -> None:
 
     # Its receiver of `task_revoked` clears away what the call leaves.
     from ..worker import revocation  # noqa: F401
-    from ..worker.states import stores_no_result
+    from ..worker.states import tells_no_state
 
     revoked.add(request.id)
     try:
@@ -393,7 +393,7 @@ def _revoke(app: Any, request: Any, is_out: bool) -> None:
     # `state`: without it a monitor would go on showing BLOCKED (`worker.events.show`).
     fields = {"terminated": False, "signum": None, "expired": False, "state": "REVOKED"}
     _send_event(app, "task-revoked", request.id, fields)
-    if is_out and stores_no_result(request.task):
+    if is_out and tells_no_state(request.task, request._context):
         # No stored state tells its worker that it was cancelled.
         _tell_workers(app, request.id)
 

@@ -20,6 +20,7 @@ from ..engine.hold import Body, MakeHold
 from ..engine.lease import State
 from ..engine.protocol import Answer, Ended, HoldInfo, Successor
 from ..errors import LockUnavailable, RelockError
+from ..naming.names import Misfit
 from ..worker.beside import HeldBeside
 from ..worker.conflict import release
 from ..worker.delivery import delivery_of, retry_of
@@ -292,4 +293,7 @@ def _marker_by_name(task: Any, request: Any) -> Marker | None:
     declared = declaration(type(task)).of_call(header.options, header.prefix)
     if declared.options.dedup is None or declared.rule.off:
         return None
-    return client.call_of(task, declared, request.args, request.kwargs).marker
+    try:
+        return client.call_of(task, declared, request.args, request.kwargs).marker
+    except Misfit:
+        return None  # it never had one

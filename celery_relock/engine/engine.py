@@ -197,7 +197,10 @@ class Engine:
         done = self.backend.downgrade(of.names, of.execution_id, of.attempt_id)
         if done.joined:
             raise lease.joined(done, before)
-        return keepalive.found(lease, done.held and not lease.lost)
+        found = keepalive.found(lease, done.held and not lease.lost)
+        if done.held:
+            self.parking.resume_here()
+        return found
 
     def park(self, lease: Lease, park_request: ParkRequest) -> ParkAnswer:
         """Acquire the locks of a lease, or park a message for them, which `release` takes back.

@@ -64,7 +64,7 @@ class Parking:
         """The message of a burst is the broker's from now on. If nobody hears of that, a copy of it
         is published later, and known as one."""
         with suppress(LockUnavailable):
-            self.withdraw(message.execution_id, REMEMBER_ATTEMPT)
+            self._backend.withdraw(message.execution_id, REMEMBER_ATTEMPT)
 
     def resume(self, tasks: Sequence[str] = ()) -> float | None:
         """Resume whatever is due, and these tasks (short ids) in any case.
@@ -105,6 +105,17 @@ class Parking:
         return back.had
 
     def withdraw(self, execution_id: str, remember: float | None = None) -> bool:
-        """Take an execution's message out of its queues for good. False if it was not parked."""
+        """Take an execution's message out of its queues for good, and resume whose turn comes by
+        that. False if it was not parked."""
         remember = self.remember if remember is None else remember
-        return self._backend.withdraw(execution_id, remember)
+        had = self._backend.withdraw(execution_id, remember)
+        if had:
+            self.resume_here()
+        return had
+
+    def resume_here(self) -> None:
+        """Resume what a worker would otherwise, which may not run: some start one when there are
+        messages in their queue."""
+        with suppress(LockUnavailable):
+            if self.sender.home:
+                self.resume()

@@ -8,7 +8,7 @@ out in silence.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 from types import FrameType, TracebackType
 from typing import Any
@@ -74,7 +74,14 @@ def lacks_base(task: Any) -> list[str]:
     """The options of a lock that a task was declared with, if it is no LockedTask."""
     if hasattr(type(task), "_relock_declares"):
         return []
-    return [name for name in _LOCK_ATTRIBUTES if hasattr(task, name)]
+    # What an annotation says for all tasks ("*") is not said of this one.
+    for_all = {name for each in task.app.annotations for name in _of_all(each)}
+    return [name for name in _LOCK_ATTRIBUTES if hasattr(task, name) and name not in for_all]
+
+
+def _of_all(annotation: Any) -> Iterable[str]:
+    of_all: Any = getattr(annotation, "annotate_any", None)  # a user's own object may lack it
+    return (of_all and of_all()) or ()
 
 
 def on_publish(name: str) -> None:
@@ -136,6 +143,10 @@ def on_unreached(task: Any, request: Any, state: str | None) -> None:
         return
     error = _error_of(task, request)
     logger.critical("%s", error)
+    from .states import stores_no_result  # who only sends loads none of it
+
+    if stores_no_result(task, request):
+        return
     # Celery keeps the result of a success against any later state.
     task.backend.forget(request.id)
     task.backend.mark_as_failure(request.id, error, request=request)
@@ -145,7 +156,7 @@ def _error_of(task: Any, request: Any) -> LockConfigError:
     return LockConfigError(
         f"{task.name}[{request.id}] ended without its lock: its body, or something in its place, "
         f"was not called by way of the task's run. In between stand: {', '.join(_between(task))}. "
-        "Let them call run, or take them off this task"
+        "Let them call run, in the task's own thread, or take them off this task"
     )
 
 

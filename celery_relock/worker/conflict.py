@@ -56,7 +56,7 @@ from .ending import call_off, is_acknowledged, is_over, withdraw_later
 from .events import show
 from .message import header_of, moment, note, running_request
 from .parking import park_request, send_again
-from .states import Dropped, Late, SentAgain, Waits, show_blocked, stored, stores_no_result
+from .states import Dropped, Late, SentAgain, Waits, show_blocked, stored, tells_no_state
 
 # Seconds until a message is sent again for the first time, and the longest pause it grows to.
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0
@@ -153,7 +153,7 @@ def _has_failed(task: Any, message: Any) -> bool:
     Its state says so, which was BLOCKED when it was parked. One that is acknowledged late can come
     again after it has failed.
     """
-    if task.acks_late or not header_of(message).parked or stores_no_result(task, message):
+    if task.acks_late or not header_of(message).parked or tells_no_state(task, message):
         return False
     found = stored(task, message.id)
     if found is None or found["status"] != FAILURE:
@@ -495,7 +495,7 @@ def _has_to_run(task: Any, message: Any) -> bool:
     delivery = delivery_of(message)
     if delivery.ended_for_good is not None and delivery.ended_for_good():
         return False
-    if stores_no_result(task, message):
+    if tells_no_state(task, message):
         return bool(message.chain or message.callbacks or message.errbacks or message.chord)
     # Once for a message: one that waits for its turn and then for the lock is asked about twice.
     delivery.stored_by = delivery.stored_by or time.monotonic() + _STORING

@@ -112,7 +112,7 @@ def run(
     except Exception as error:
         if execution is not None and (task.acks_late or not execution.asked):
             execution.note_end(error)
-        error.__traceback__ = company.shown(error)
+        error.with_traceback(company.shown(error))  # no assignment: an exception may refuse that
         raise error
     if task.acks_late or not execution.asked:
         execution.note_end(None)
@@ -206,7 +206,7 @@ class Execution:
             arguments = bind(self.task, self.args, self.kwargs)
         except Misfit as misfit:
             if not misfit.is_sure:
-                raise
+                raise TypeError(*misfit.args) from None
             arguments = None
         if arguments is None:  # the body's own TypeError says it best
             return self.body(*self.args, **self.kwargs)

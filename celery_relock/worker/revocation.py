@@ -68,7 +68,10 @@ def _end_own(
     if task.name == ENTER:
         names = request.args[0]["names"]
     else:
-        names = declared.names_of_call(task, request.args, request.kwargs)
+        try:
+            names = declared.names_of_call(task, request.args, request.kwargs)
+        except Misfit:
+            return  # it never asked for one
     if names:
         end_unexecuted(engine, names, header.execution_id, remember)
 
@@ -125,7 +128,7 @@ def clear_away(
             engine = engine_of(app)
             of = engine, request, remember
             engine.later.make(partial(clear, *of, task=task, began=began))
-        except (RelockError, Misfit) as error:
+        except RelockError as error:
             logger.warning("Cannot release " + what + ": %s", request.id, error)
 
 

@@ -149,6 +149,14 @@ def stores_no_result(task: Any, message: Any = None) -> bool:
     return bool(ignored) or isinstance(task.backend, DisabledBackend)
 
 
+def tells_no_state(task: Any, message: Any = None) -> bool:
+    """Whether nobody but its sender can ask what became of an execution: as `stores_no_result`, or
+    its result is a message (`rpc://`)."""
+    rpc = sys.modules.get("celery.backends.rpc")
+    is_rpc = rpc is not None and isinstance(task.backend, rpc.RPCBackend)
+    return is_rpc or stores_no_result(task, message)
+
+
 def stored(task: Any, task_id: str) -> Mapping[str, Any] | None:
     """What the result backend has of a task, its state as `status`; None if it cannot be read."""
     try:

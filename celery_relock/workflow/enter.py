@@ -37,6 +37,13 @@ class EnterTask(LockedTask):
     lock_key = False
     enters_workflows = True
 
+    @classmethod
+    def annotate(cls) -> None:
+        """As Celery's. What an annotation says of the locks of all tasks is not for this one."""
+        super().annotate()
+        for name in [name for name in vars(cls) if name.startswith("lock_")]:
+            delattr(cls, name)
+
     def apply_async(  # type: ignore[override]  # sent by this library alone
         self, args: Any = None, kwargs: Any = None, task_id: str | None = None, **options: Any
     ) -> Any:

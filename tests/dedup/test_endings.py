@@ -150,6 +150,15 @@ def test_when_it_has_expired(m, worker, account):
     _counts_no_longer(m.ends, account)
 
 
+def test_a_call_by_name_that_does_not_fit_and_has_expired_has_no_marker_to_release(m, worker):
+    sent = m.app.send_task(
+        m.ends.name, (1, 2, 3), countdown=1, expires=0.5, queue=m.app.conf.task_default_queue
+    )
+    with pytest.raises(TaskRevokedError):
+        sent.get(timeout=20)
+    assert "cannot be made up for" not in worker.log()
+
+
 @ON_RABBITMQ
 def test_an_execution_counts_through_its_retries(m, worker, account):
     first = m.ends.delay(account, "retry")

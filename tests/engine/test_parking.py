@@ -9,10 +9,22 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_relock import signals  # noqa: F401 - tells the core of Celery's time limit
 from celery_relock.engine.parking import Parking
-from celery_relock.engine.protocol import Message
+from celery_relock.engine.protocol import SHARED, Message, Parked, ParkRequest
 from celery_relock.errors import LockLost
 
 MESSAGES = [Message("one", "account:7", ""), Message("two", "account:8", "")]
+
+
+class _Here:
+    """Keeps what it was given."""
+
+    home = "here"
+
+    def __init__(self):
+        self.given = []
+
+    def send(self, message):
+        self.given.append(message.text)
 
 
 class _Sender:
@@ -52,3 +64,31 @@ def test_a_broker_that_does_not_answer_is_waited_for_once(caplog):
 def test_a_time_limit_that_strikes_meanwhile_is_not_taken_for_that(error):
     with pytest.raises(type(error)):
         _publish(error)
+
+
+def test_who_withdraws_a_message_resumes_those_behind_it_though_no_worker_runs(runs):
+    first, other = runs(), runs()
+    first.engine.parking.sender = here = _Here()
+    held = other.held("b")
+    for execution_id, names in (("head", ("a", "b")), ("behind", ("a",))):
+        asked = first.lease(*names, execution_id=execution_id)
+        request = ParkRequest(execution_id, "here", execution_id)
+        assert isinstance(first.engine.park(asked, request), Parked)
+
+    assert first.engine.parking.withdraw("head")
+
+    assert here.given == ["behind"]
+    other.release(held)
+
+
+def test_who_shares_its_lock_resumes_who_may_share_it_though_no_worker_runs(runs):
+    first = runs()
+    first.engine.parking.sender = here = _Here()
+    held = first.held("a")
+    asked = first.lease("a", execution_id="shares", limits=(SHARED,))
+    assert isinstance(first.engine.park(asked, ParkRequest("its text", "here", "task")), Parked)
+
+    assert first.engine.downgrade(held)
+
+    assert here.given == ["its text"]
+    first.release(held)

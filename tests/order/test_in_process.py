@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 import uuid
@@ -224,6 +225,30 @@ def test_a_call_with_several_names_is_refused_when_it_is_sent():
 
     with pytest.raises(LockConfigError, match="2: 'a', 'b'"):
         update.delay(["a", "b"])
+
+
+def test_a_call_that_a_decorator_may_accept_is_not_sent_without_a_place():
+    app = app_of(relock_url="memory://")
+
+    def with_extra(function):
+        @functools.wraps(function)
+        def wrapper(*args, extra=None, **kwargs):
+            return function(*args, **kwargs)
+
+        return wrapper
+
+    @app.task(base=LockedTask, shared=False, lock_key="{account}", lock_order="sent", typing=False)
+    @with_extra
+    def update(account):
+        pass
+
+    with pytest.raises(TypeError, match="__signature__"):
+        update.delay("a", extra=2)
+    sent = app.send_task(update.name, ("a",), {"extra": 2})
+    worker = start_worker(app, pool="solo", perform_ping_check=False)
+    with worker, pytest.raises(TypeError, match="__signature__") as failed:
+        sent.get(timeout=20)
+    assert type(failed.value) is TypeError  # a client reads it back without this library
 
 
 def test_a_step_whose_arguments_do_not_fit_fails_as_a_step():

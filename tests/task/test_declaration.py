@@ -23,6 +23,8 @@ from celery_relock.errors import (
     LockUnavailable,
     RelockError,
 )
+from celery_relock.worker.company import lacks_base
+from celery_relock.worker.message import ENTER
 from celery_relock.worker.parking import home
 from tests.support import Worker, make_app, wait_for
 from tests.support.parked import lock_of
@@ -563,3 +565,23 @@ def test_a_class_that_runs_its_body_for_several_messages_tells_not_which_call_ha
     app.task(charge, name="whose", **batched, **option)
     with pytest.raises(LockConfigError, match=rf"task whose: {next(iter(option))}=.* its own"):
         app.finalize()
+
+
+def test_a_lock_for_a_workflow_is_refused_where_messages_have_no_stamps(app):
+    app.conf.task_protocol = 1
+    task = app.task(base=LockedTask, lock_key="a", lock_hold="workflow", shared=False)(charge)
+    with pytest.raises(LockConfigError, match="task_protocol=1"):
+        task.delay("6")
+
+
+def test_what_an_annotation_says_of_all_tasks_is_no_lock_of_plain_ones_nor_of_a_workflow(app):
+    app.conf.task_annotations = {"*": {"lock_key": "one", "lock_dedup": "until_start"}}
+    locked = app.task(base=LockedTask, shared=False)(charge)
+    plain = app.task(shared=False, name="plain")(charge)
+    app.finalize()
+
+    assert locked.lock_for("6").name == "one"
+    assert lacks_base(app.tasks[plain.name]) == []
+    entering = declaration(type(app.tasks[ENTER]))
+    assert entering.rule.off
+    assert entering.options.dedup is None

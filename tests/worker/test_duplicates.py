@@ -150,6 +150,19 @@ def test_a_copy_that_comes_after_the_end_is_discarded(worker, message, name):
     assert len(twin.permits()) == 1
 
 
+def test_a_copy_after_the_end_is_discarded_where_only_the_sender_hears_of_the_result(module_worker):
+    worker = module_worker(
+        APP, concurrency=3, namespace=new_namespace(), env={"RELOCK_TEST_RESULTS": "rpc://"}
+    )
+    twin = Message(worker, worker.module.works_acked_late)
+    twin.let_go()
+    twin.deliver()
+    twin.events("over", count=1)
+    twin.deliver()
+    assert twin.states(2) == ["SUCCESS", "IGNORED"]
+    assert len(twin.permits()) == 1
+
+
 @pytest.mark.parametrize(
     "name", ["rejects", "fails_unacknowledged", "autoretries_in_vain_unacknowledged"]
 )

@@ -546,16 +546,10 @@ def test_one_that_was_sent_by_a_worker_without_the_library_fails_with_the_reason
         sent.get(timeout=30)
 
 
-def test_protocol_1_is_refused_with_the_reason(module_worker):
-    worker = module_worker(
-        "tests.workflow.apps.workflows",
-        namespace=new_namespace(),
-        concurrency=1,
-        env={"RELOCK_TEST_PROTOCOL": "1"},
-    )
-    flow = locked(worker.module.adds.s(1), key="x")
+def test_protocol_1_is_refused_with_the_reason(worker, monkeypatch):
+    monkeypatch.setitem(worker.module.app.conf, "task_protocol", 1)
     with pytest.raises(LockConfigError, match="protocol"):
-        flow.delay().parent.get(timeout=30)
+        locked(worker.module.adds.s(1), key="x").delay()
 
 
 def test_where_the_result_backend_cannot_join_a_chord_the_lock_is_held_until_its_body_ends(

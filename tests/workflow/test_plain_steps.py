@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import sys
 import uuid
 
 import pytest
 from celery import Celery, _state, chain
+from celery.app.trace import build_tracer
 
 from celery_relock import locked
 from celery_relock.worker import bootstep
@@ -53,6 +56,47 @@ def test_the_tasks_of_a_worker_are_prepared_once(app):
     assert app.tasks[plain.name].run is prepared
     assert prepared.__wrapped__ is not prepared
     assert prepared() == app.tasks[plain.name]() == "ran"
+
+
+def test_a_plain_task_that_a_body_calls_is_a_function_for_it(app):
+    @dataclasses.dataclass(frozen=True)
+    class Frozen(Exception):
+        """Refuses each assignment, also that of a traceback."""
+
+        number: int
+
+    @app.task(shared=False)
+    def raises():
+        raise Frozen(1)
+
+    @app.task(shared=False)
+    def handles():
+        with pytest.raises(Frozen):
+            raises()
+        with pytest.raises(Frozen):
+            raises.apply(throw=True)
+        return "handled"
+
+    assert in_a_worker(app, handles) == "handled"
+
+
+def test_a_plain_task_that_calls_its_own_run_is_at_most_one_frame_deeper_than_itself(app):
+    @app.task(bind=True, shared=False)
+    def goes_down(self, number):
+        return self.run(number - 1) if number else len(inspect.stack())
+
+    assert in_a_worker(app, goes_down, 11) - in_a_worker(app, goes_down, 1) == 20
+
+
+def in_a_worker(app, task, *args):
+    """The result of a task in Celery's tracer, in an app whose tasks are prepared."""
+    app.finalize()
+    bootstep.prepare(app)
+    task = app.tasks[task.name]
+    task.ignore_result = True
+    trace = build_tracer(task.name, task, app=app, propagate=True)
+    task_id = uuid.uuid4().hex
+    return trace(task_id, args, {}, {"id": task_id, "hostname": "here"})[0]
 
 
 def test_the_tasks_of_an_app_without_locks_stay_as_they_are(monkeypatch):

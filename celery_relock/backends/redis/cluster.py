@@ -31,7 +31,7 @@ from .connections import (
     Replicas,
     Transport,
 )
-from .errors import FAULTS, TooFewReplicas, reply_of, translate
+from .errors import FAULTS, TooFewReplicas, translate
 from .keys import CLUSTER_BUCKETS, absent, bucket_of
 from .scripts import Script
 from .subscription import ClusterInbox
@@ -265,8 +265,9 @@ class Cluster(Transport):
     def masters(self, keys: Sequence[str] = ()) -> list[tuple[Connections, list[int]]]:
         self.map.refresh()
         try:
-            for key in keys:  # whoever serves it no more redirects this
-                reply_of(self._at(self.map.serving(bucket_of(key))).answers(("EXISTS", key))[0])
+            for node, buckets in self.map.masters().items() if keys else ():
+                there: list[Command] = [("EXISTS", k) for k in keys if bucket_of(k) in buckets]
+                self._at(node).answers(*there)  # whoever serves one no more redirects it
             return [(self._at(node), buckets) for node, buckets in self.map.masters().items()]
         except FAULTS as error:
             raise translate(error) from error

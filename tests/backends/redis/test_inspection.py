@@ -21,6 +21,7 @@ from tests.support.backends import backend_of
 from tests.support.cluster import ClusterServers
 from tests.support.ports import free_port
 from tests.support.redis_server import RedisServer
+from tests.support.waiting import wait_for
 
 
 def test_locks_are_found_shown_and_freed_on_every_node(
@@ -119,6 +120,25 @@ def test_who_has_looked_before_finds_what_is_at_a_new_master(
 
     assert [lock.name for lock in look.find("*")] == ["a"]
     assert Look(backend).inspection.has_layout()
+
+
+def test_locks_are_found_while_a_slot_of_another_is_served_by_no_node(
+    cluster: ClusterServers, namespace: str
+) -> None:
+    backend = cluster.backend(namespace)
+    assert isinstance(backend.acquire(claim("a")), Held)
+    keys = Keys(namespace, BUCKETS)
+    slot = int(key_slot(keys.meta((keys.bucket("a") + 1) % BUCKETS).encode()))
+    owner = cluster.master_of(keys.meta((keys.bucket("a") + 1) % BUCKETS))
+    cluster.set_coverage(full=False)
+    for node in cluster.masters():
+        cluster.ask(node, "DELSLOTS", slot)
+    try:
+        assert [lock.name for lock in Look(cluster.backend(namespace)).find("*")] == ["a"]
+    finally:
+        cluster.ask(owner, "ADDSLOTS", slot)
+        wait_for(cluster.is_well)
+        cluster.set_coverage(full=True)
 
 
 def test_of_a_lock_that_is_on_its_way_nothing_wrong_is_told(

@@ -24,7 +24,6 @@ KEY = "account:{account}"
 
 app = make_app(
     __name__,
-    task_protocol=int(os.environ.get("RELOCK_TEST_PROTOCOL", "2")),
     task_routes=(lambda name, args, kwargs, options, task: routes(name, args, task),),
 )
 if word := os.environ.get("RELOCK_TEST_CHOOSES"):
