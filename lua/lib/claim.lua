@@ -210,6 +210,11 @@ function Claim.park(me, wanted, is_copy)
   waiter.is_copy = asked.is_copy or nil
   waiter.deadline = asked.patience and me.call.now + asked.patience
   waiter.ancestors = me.ancestors
+  local first = wanted.locks[1]
+  local before = first.queued and Queue.waiter(first, me.execution)
+  if before and before.stuck then -- it waited in its process
+    Deadlock.forget(me.call, me.execution, before)
+  end
   enter(me, wanted, waiter, is_copy)
   Parked.keep(me.call, wanted.locks, me.execution, waiter, asked.message)
   for _, lock in ipairs(wanted.locks) do

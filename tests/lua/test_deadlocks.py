@@ -262,3 +262,15 @@ def test_who_was_only_stuck_while_somebody_else_was_looked_at_ends(desk, number)
     desk.queue("again", names=("x",), stuck=(k,))
 
     assert isinstance(desk.acquire("in9", wait=6.0, names=("u",), limit=2, stuck=("r9",)), Queued)
+
+
+def test_a_waiter_that_is_parked_instead_leaves_no_note_of_what_could_not_end_before(desk):
+    desk.fence("r0")
+    desk.queue("r1", stuck=("r9",))
+
+    desk.park("r1")
+    desk.release("r0")
+    desk.fence("r1", "copy")
+    desk.release("r1", "copy")
+
+    assert desk.left() == []
