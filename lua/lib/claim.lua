@@ -205,16 +205,15 @@ end
 
 -- `is_copy`: the execution holds the lock. The copy stands where the execution stood, before all waiters.
 function Claim.park(me, wanted, is_copy)
-  local asked, waiter = me.asked, place_for(me, wanted)
-  waiter.parked, waiter.home, waiter.task, waiter.call = true, asked.home, asked.task, asked.call
-  waiter.is_copy = asked.is_copy or nil
-  waiter.deadline = asked.patience and me.call.now + asked.patience
-  waiter.ancestors = me.ancestors
-  local first = wanted.locks[1]
+  local asked, waiter, first = me.asked, place_for(me, wanted), wanted.locks[1]
   local before = first.queued and Queue.waiter(first, me.execution)
   if before and before.stuck then -- it waited in its process
     Deadlock.forget(me.call, me.execution, before)
   end
+  waiter.parked, waiter.home, waiter.task, waiter.call = true, asked.home, asked.task, asked.call
+  waiter.is_copy = asked.is_copy or nil
+  waiter.deadline = asked.patience and me.call.now + asked.patience
+  waiter.ancestors = me.ancestors
   enter(me, wanted, waiter, is_copy)
   Parked.keep(me.call, wanted.locks, me.execution, waiter, asked.message)
   for _, lock in ipairs(wanted.locks) do
