@@ -716,6 +716,8 @@ def test_a_cancelled_execution_whose_message_is_with_a_worker_already_never_runs
     worker.journal.add(f"go {key} 0")
     wait_for(lambda: states_in_workers(sent.id) == ["reserved"], what="its arrival")
     assert locks.cancel(sent.id)
+    if ignore_result:  # no state says so to a worker
+        worker.wait_for_log(rf"flagged as revoked: {sent.id}")
     for number in range(1, 7):
         worker.journal.add(f"go {key} {number}")
     for each in others:
