@@ -187,11 +187,22 @@ def test_a_retry_that_is_here_runs_though_the_process_that_sent_it_is_killed(
     worker, account, name, policy
 ):
     task = getattr(worker.module, name)
-    sent = task.apply_async((account,), lock_on_conflict=policy)
+    sent = task.apply_async((account, 0), lock_on_conflict=policy)
     first = _inside(worker, account, 1)[0]
     received = f"{sent.id}] received"
     wait_for(lambda: worker.log().count(received) == 2, what="its retry")
     worker.kill(pid=first.pid)
+    assert _who(_inside(worker, account, 2)) == [(name, 0), (name, 1)]
+
+
+@pytest.mark.parametrize("name", ["stays_and_keeps", "stays_in_order", "stays_marked"])
+def test_a_retry_that_is_not_due_is_not_lost_with_the_process_that_sent_it(worker, account, name):
+    sent = getattr(worker.module, name).delay(account, 5.0)
+    first = _inside(worker, account, 1)[0]
+    received = f"{sent.id}] received"
+    wait_for(lambda: worker.log().count(received) == 2, what="its retry")
+    worker.kill(pid=first.pid)
+    wait_for(lambda: sent.state == "FAILURE", what="Celery's word that the process was lost")
     assert _who(_inside(worker, account, 2)) == [(name, 0), (name, 1)]
 
 

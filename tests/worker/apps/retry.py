@@ -16,7 +16,7 @@ from tests.support import Journal, make_app
 
 KEY = "account:{account}"
 
-app = make_app(__name__, worker_prefetch_multiplier=8)
+app = make_app(__name__, worker_prefetch_multiplier=8, worker_lost_wait=1.0)
 journal = Journal.from_env()
 
 
@@ -213,28 +213,28 @@ def stores_late_in_order(self, account):
     retries_at_once(self, account)
 
 
-def stays_after_its_retry(self: Any, account: str) -> None:
+def stays_after_its_retry(self: Any, account: str, countdown: float) -> None:
     enter(self, account)
     if not self.request.retries:
         try:
-            raise self.retry(countdown=0)
+            raise self.retry(countdown=countdown)
         finally:
             time.sleep(60)
 
 
 @app.task(base=Keeps, bind=True, lock_ttl=30)
-def stays_and_keeps(self, account):
-    stays_after_its_retry(self, account)
+def stays_and_keeps(self, account, countdown):
+    stays_after_its_retry(self, account, countdown)
 
 
 @app.task(base=LockedTask, bind=True, lock_key=KEY, lock_order="sent")
-def stays_in_order(self, account):
-    stays_after_its_retry(self, account)
+def stays_in_order(self, account, countdown):
+    stays_after_its_retry(self, account, countdown)
 
 
 @app.task(base=LockedTask, bind=True, lock_key=KEY, lock_dedup="until_done")
-def stays_marked(self, account):
-    stays_after_its_retry(self, account)
+def stays_marked(self, account, countdown):
+    stays_after_its_retry(self, account, countdown)
 
 
 def sends_its_retry(self: Any, account: str) -> None:
