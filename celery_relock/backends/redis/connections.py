@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import BusyLoadingError, NoScriptError, ResponseError
 from redis.exceptions import TimeoutError as AnswerTimeout
 
 from ...engine import platform
@@ -190,6 +190,7 @@ class Connections:
         within = effort.within
         while True:
             link, idle = (self.make(within), None) if effort.once else self._take(within)
+            unheard = effort.unheard
             try:
                 if idle is None:
                     link.connect()
@@ -202,6 +203,9 @@ class Connections:
                 # Also for a signal amid an answer: the next caller would read the rest of it.
                 link.disconnect()
                 note_address(error, link, heard=idle is not None)
+                if isinstance(error, BusyLoadingError):
+                    # An answer, which redis-py takes for the end of the connection.
+                    effort.unheard = unheard
                 if idle is None or not isinstance(error, FAULTS):
                     raise
                 silent = isinstance(error, AnswerTimeout | TimeoutError)

@@ -5,8 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from celery_relock.engine.events import LockEvent
 from celery_relock.engine.lease import State
@@ -78,6 +82,41 @@ def test_a_restart_with_empty_data_is_told_at_release_if_no_renewal_came_before(
         other.claim.execution_id
     ]
     assert two.release(other)
+
+
+def test_a_hold_that_a_server_lost_is_told_at_release_also_if_the_server_loads_its_data_first(
+    runs: Callable[..., Runs], server: RedisServer, lost: list[LockEvent]
+) -> None:
+    one = runs(server.url)
+    client = server.client()
+    # It answers once in every 2 MB that it loads.
+    client.config_set("rdbcompression", "no")
+    for number in range(20):
+        client.set(f"k{number}", "v" * 1_000_000)
+    client.save()
+    lease = one.held("a", lease=60.0)
+    time.sleep(1.1)  # from then on a kept connection is looked at before it is used
+    server.kill()
+    slowly = ("--key-load-delay", "40000")
+    restart = threading.Thread(target=server.restart, args=(True, *slowly))
+    restart.start()
+    try:
+        wait_for(partial(_still_loads, server.url), what="LOADING")
+        assert one.release(lease) is False
+    finally:
+        restart.join(20)
+    assert [event.execution_id for event in lost] == [lease.claim.execution_id]
+
+
+def _still_loads(url: str) -> bool:
+    with redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0)) as client:
+        try:
+            client.get("k")
+        except redis.BusyLoadingError:
+            return True
+        except redis.ConnectionError:
+            pass  # not up yet
+    return False
 
 
 def test_a_restart_with_its_data_loses_nothing(
