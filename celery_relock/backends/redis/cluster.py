@@ -48,6 +48,8 @@ _SILENT = 5
 _NEWS = 0.05
 # How many redirections a command follows before they count as a circle.
 _HOPS = 6
+# The host of a node without a name, where the cluster prefers names; it has an address.
+_NAMELESS = "?"
 
 
 class Node(NamedTuple):
@@ -120,6 +122,12 @@ class Map:
         """The node to which the node `by` redirects a command. MOVED is remembered, ASK is not."""
         # A redirection without a host means the host of the node that redirects.
         node = self._from_here(error.host or by.host, int(error.port))
+        if error.host == _NAMELESS:
+            with suppress(*FAULTS):
+                self.look()
+            slots = {self._slots[bucket]: each for bucket, each in self._serving.items()}
+            nodes = (slots.get(int(error.slot_id), by), *self._known)
+            node = next((n for n in nodes if n != by and n.port == node.port), node)
         if isinstance(error, MovedError):
             there = (b for b, slot in enumerate(self._slots) if slot == error.slot_id)
             self._serving = {**self._serving, **dict.fromkeys(there, node)}
@@ -184,12 +192,8 @@ class Map:
     def _learn(self, teller: Node, ranges: Sequence[Sequence[Any]]) -> None:
         serving, known = dict(self._serving), set()
         for first, last, *nodes in ranges:
-            # An unknown or missing host means the host of the node that was asked.
-            hosts = [(host or b"?").decode() for host, *_ in nodes]
-            there = [
-                self._from_here(teller.host if host == "?" else host, node[1])
-                for host, node in zip(hosts, nodes, strict=True)
-            ]
+            # A missing host means the host of the node that was asked.
+            there = [self._from_here(_host(node) or teller.host, node[1]) for node in nodes]
             known.update(there)
             for bucket, slot in enumerate(self._slots):
                 if first <= slot <= last:
@@ -333,6 +337,14 @@ class _ToNode(Connections):
             self._cluster.followed(self._node, said, partial(_asked, command))
             for command, said in zip(commands, super().answers(*commands), strict=True)
         ]
+
+
+def _host(node: Sequence[Any]) -> str:
+    """The host of a node in CLUSTER SLOTS, "" if there is none."""
+    host, *_, more = node
+    if host == _NAMELESS.encode() and isinstance(more, list):
+        host = dict(zip(more[::2], more[1::2], strict=True)).get(b"ip")
+    return (host or b"").decode()
 
 
 def _called(script: Script, call: Call, effort: Effort, links: Connections, asking: bool) -> Any:

@@ -16,8 +16,11 @@ import redis
 from celery_relock import errors
 from celery_relock.backends.redis import cluster as cluster_module
 from celery_relock.backends.redis import connections
+from celery_relock.backends.redis.backend import RedisBackend
+from celery_relock.backends.redis.cluster import Cluster
 from celery_relock.backends.redis.keys import CLUSTER_BUCKETS as BUCKETS
 from celery_relock.backends.redis.keys import Keys
+from celery_relock.backends.redis.urls import transport_for_url
 from celery_relock.dedup import marker
 from celery_relock.engine import ids
 from celery_relock.engine.diagnosis import serious
@@ -458,6 +461,37 @@ def test_a_node_that_says_where_a_slot_is_now_is_believed(
     monkeypatch.setattr(backend.transport.map, "look", lambda *_: pytest.fail("it asked"))
     assert backend.release(["a"], "a", "n").had
     assert backend.transport.map.known(backend.keys.bucket("a")).port == to.port
+
+
+@pytest.mark.parametrize("preferred", ["hostname", "unknown-endpoint"])
+def test_nodes_whose_name_is_not_known_are_reached_also_where_a_slot_moves(
+    cluster: ClusterServers, namespace: str, preferred: str
+) -> None:
+    """They redirect to `?:6379` or `:6379`: that of a new node is not known for a moment."""
+    if not is_sharded(cluster.admin(cluster.nodes[0])):
+        pytest.skip("before Redis 7.0 there are only addresses")
+    for node in cluster.nodes:
+        cluster.admin(node).config_set("cluster-preferred-endpoint-type", preferred)
+    try:
+        made = transport_for_url(cluster.url.replace("127.0.0.1", "localhost"))
+        assert isinstance(made, Cluster)
+        backend, key = RedisBackend(made, namespace), Keys(namespace, BUCKETS).lock("a")
+        assert isinstance(backend.acquire(claim("a")), Held)
+        # The name by which a node was asked is that of any, if it says nothing else.
+        host = "localhost" if preferred == "unknown-endpoint" else "127.0.0.1"
+        assert {node.host for node in made.map.masters()} == {host}
+        source, renewal = cluster.master_of(key), [Renewal("a", "a", "n", 30.0)]
+        to, slot = other_than(cluster, source), cluster.slot_of("a", namespace)
+        cluster.begin_move(slot, to)
+        while cluster.move_keys(slot, source, to):
+            pass
+        assert backend.renew(renewal, within=2.0) == [True]
+        cluster.end_move(slot, source, to)
+        assert backend.renew(renewal, within=2.0) == [True]
+        assert backend.release(["a"], "a", "n").had
+    finally:
+        for node in cluster.nodes:
+            cluster.admin(node).config_set("cluster-preferred-endpoint-type", "ip")
 
 
 def test_nodes_that_send_a_command_in_a_circle_are_told_of(
