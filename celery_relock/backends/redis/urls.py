@@ -7,6 +7,7 @@ is database 0, port 0 the default port) and unquotes a query twice before versio
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -129,6 +130,9 @@ def of_pool(pool: Any) -> dict[str, Any]:
         for name, value in pool.connection_kwargs.items()
         if name in _TAKEN or name.startswith(("socket_", "ssl_"))
     }
+    for name in found.keys() & {"host", "path"}:
+        if isinstance(found[name], bytes):  # a socket takes them, and it is the same address
+            found[name] = os.fsdecode(found[name])
     for name, seconds in _TIMEOUTS.items():
         if found.get(name) is None:
             found[name] = seconds  # a client can wait for ever, a lock must not

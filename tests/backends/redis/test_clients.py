@@ -65,6 +65,23 @@ def test_clients_of_one_server_share_one_engine(redis_url: str, namespace: str) 
         assert engine_for(other, namespace) not in engines
 
 
+@pytest.mark.parametrize(
+    ("options", "url"),
+    [
+        ({"unix_socket_path": b"/no/such/redis.sock"}, "unix:///no/such/redis.sock"),
+        ({"host": b"127.0.0.1", "port": 1}, "redis://127.0.0.1:1"),
+    ],
+)
+def test_an_address_in_bytes_is_that_in_letters(
+    options: dict[str, Any], url: str, namespace: str
+) -> None:
+    with redis.Redis(**options) as client:
+        backend = engine_for(client, namespace).backend
+    assert backend == engine_for(url, namespace).backend
+    with pytest.raises(LockUnavailable, match=url.partition("//")[2]):
+        backend.inspect("a")
+
+
 def test_a_client_without_a_server_does_not_go_through_its_own_retries(
     own_redis: Callable[..., RedisServer], lock: MakeLock
 ) -> None:
