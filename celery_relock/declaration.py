@@ -236,7 +236,9 @@ def _declare(cls: Any) -> Declaration:
     app = cls.app  # which binds a class that nobody has registered, as Celery's own `delay` does
     task = _task_of(cls)
     name, signature = task.name, signature_of(task)
-    written = _options(cls, task)
+    enters = getattr(cls, "enters_workflows", False)
+    # What the app's class for tasks, or an annotation, says of the locks of all is not for it.
+    written: dict[str, object] = {"lock_key": False} if enters else _options(cls, task)
     settings = read_by_tasks(app)
     defaults = {option: each for option, each in settings.items() if option in OPTION_NAMES}
     options = LockOptions.collect(written, defaults, name)
@@ -255,7 +257,6 @@ def _declare(cls: Any) -> Declaration:
                 where = f"task {name}: the callable in lock_{option}"
                 # Refuses what would always fail.
                 by_name(function, where, None if rule.rest else signature.parameters)
-    enters = getattr(cls, "enters_workflows", False)
     begins = enters or options.hold == "workflow"
     return Declaration(options, rule, app, enters, begins, name_prefix(app), settings)
 

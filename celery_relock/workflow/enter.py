@@ -36,13 +36,15 @@ class EnterTask(LockedTask):
     abstract = True
     lock_key = False
     enters_workflows = True
+    # It goes where the first step goes, whatever the app's class says of its tasks.
+    queue = exchange = routing_key = priority = None
 
-    @classmethod
-    def annotate(cls) -> None:
-        """As Celery's. What an annotation says of the locks of all tasks is not for this one."""
-        super().annotate()
-        for name in [name for name in vars(cls) if name.startswith("lock_")]:
-            delattr(cls, name)
+    def __new__(cls) -> EnterTask:
+        """Of the app's own class for tasks, too, as the tasks of Celery are: what that class does
+        for each task, such as to go to the tenant that it was sent for, is done for the steps
+        behind this one, which it sends."""
+        made: EnterTask = super().__new__(type(cls.__name__, (cls, cls.app.Task), {}))
+        return made
 
     def apply_async(  # type: ignore[override]  # sent by this library alone
         self, args: Any = None, kwargs: Any = None, task_id: str | None = None, **options: Any

@@ -585,3 +585,14 @@ def test_what_an_annotation_says_of_all_tasks_is_no_lock_of_plain_ones_nor_of_a_
     entering = declaration(type(app.tasks[ENTER]))
     assert entering.rule.off
     assert entering.options.dedup is None
+
+
+def test_what_the_class_of_all_tasks_says_of_locks_and_queues_is_not_for_that_of_a_workflow(app):
+    told = {"lock_key": "one", "lock_dedup": "until_start", "queue": "slow", "acks_late": True}
+    app.task_cls = type("Base", (LockedTask,), {"abstract": True, **told})
+    app.finalize()
+    entering = app.tasks[ENTER]
+    assert declaration(type(entering)).rule.off
+    assert declaration(type(entering)).options.dedup is None
+    assert entering.queue is None
+    assert entering.acks_late, "it is one of these tasks"

@@ -605,6 +605,18 @@ def _outcome(canvas):
         return type(error).__name__, str(error).partition("(")[0].partition(" ")[0]
 
 
+@pytest.mark.parametrize("name", ["plain", "exclusive"])
+def test_the_steps_have_what_the_apps_class_does_for_each_task_it_sends(module_worker, name):
+    module = module_worker("tests.workflow.apps.tenants", namespace=new_namespace()).module
+    step = getattr(module, name)
+    token = module.tenant.set("acme")
+    try:
+        sent = locked(group(step.si(), chain(step.si(), step.si())), key=f"tenant {name}").delay()
+    finally:
+        module.tenant.reset(token)
+    assert sent.get(timeout=20) == ["acme", "acme"]
+
+
 @pytest.mark.parametrize(
     "default",
     [
