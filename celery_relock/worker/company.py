@@ -28,6 +28,7 @@ _TRACERS = {
     "opentelemetry.instrumentation.celery": "opentelemetry-instrumentation-celery",
     "ddtrace.contrib.internal.celery.app": "ddtrace",
     "elasticapm.contrib.celery": "elastic-apm",
+    "celery_aio_pool.tracer": "celery-aio-pool",
 }
 _LOCK_ATTRIBUTES = tuple(f"lock_{name}" for name in OPTION_NAMES)
 
