@@ -21,7 +21,7 @@ from celery.exceptions import Ignore, Reject, Retry, TimeLimitExceeded, WorkerLo
 from ..engine.crash import FORGET, kept_for
 from ..engine.engine import Engine
 from ..engine.events import logger
-from ..engine.protocol import KEPT
+from ..engine.protocol import KEPT, REMEMBER_ATTEMPT
 from ..errors import RelockError
 from .delivery import afterwards, retry_of
 from .message import header_of
@@ -131,27 +131,40 @@ def call_off(attempt: Attempt) -> None:
 
 
 def end_unexecuted(
-    engine: Engine, names: Sequence[str], execution_id: str, remember: float | None = None
+    engine: Engine,
+    names: Sequence[str],
+    execution_id: str,
+    remember: float | None = None,
+    *,
+    is_left: bool = False,
 ) -> None:
     """Release what is kept for an execution that will not come, or as soon as Redis can be asked.
 
     Args:
         remember: for how many seconds copies of it are told that it has ended; by default the
             engine's. With 0 it may come all the same.
+        is_left: what is kept for it is a hold, which who has sent it leaves to it, perhaps later.
 
     Raises:
         LockConfigError: from the backend.
     """
-    kept = kept_for(engine.backend, execution_id, *names)
-    engine.later.make(partial(_end_unexecuted, engine, names, execution_id, remember), kept)
+    kept, of = kept_for(engine.backend, execution_id, *names), (engine, names, execution_id)
+    engine.later.make(partial(_end_unexecuted, *of, remember, is_left), kept)
 
 
 def _end_unexecuted(
-    engine: Engine, names: Sequence[str], execution_id: str, remember: float | None
+    engine: Engine,
+    names: Sequence[str],
+    execution_id: str,
+    remember: float | None,
+    is_left: bool,
 ) -> None:
     remember = engine.remember if remember is None else remember
     # As an execution that has ended: the hold may not have been left to it yet.
     ended = "execution" if remember else ""
+    if is_left and not remember:
+        # Nor is one left to what was killed, and that can come again.
+        ended, remember = "killed", REMEMBER_ATTEMPT
     engine.parking.release(names, execution_id, KEPT, ended, remember)
 
 

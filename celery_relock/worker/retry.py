@@ -168,4 +168,4 @@ def clear_away(engine: Engine, request: Any, remember: float | None, **_: Any) -
     if not header.kept:
         return
     names = [name for name, _ in header.kept]
-    end_unexecuted(engine, names, header.execution_id, remember)
+    end_unexecuted(engine, names, header.execution_id, remember, is_left=True)

@@ -462,7 +462,7 @@ def clear_away(engine: Engine, request: Any, remember: float | None, **_: Any) -
     releases by itself."""
     for lock in workflow_locks(request):
         own = hold_id(header_of(request).execution_id, lock.id)
-        end_unexecuted(engine, lock.names, own, remember)
+        end_unexecuted(engine, lock.names, own, remember, is_left=True)
 
 
 def _is_new(headers: Any, header: Any) -> bool:

@@ -73,6 +73,21 @@ def test_the_lock_is_not_kept_for_a_step_that_has_expired_where_no_worker_sees_i
     assert flow.lock().acquire(blocking_timeout=20)  # the gap would be 300 s
 
 
+@pytest.mark.parametrize("discarded", ["unknown", "unreadable"])
+def test_the_lock_is_not_kept_for_a_step_that_was_discarded_before_its_sender_ended(
+    worker, flow, discarded
+):
+    unknown = worker.module.app.signature(f"unknown {flow.account}", immutable=True)
+    last = {"unknown": unknown, "unreadable": flow.step("1").set(serializer="pickle")}[discarded]
+    first = flow.step("0", task=worker.module.ends_late)
+    locked(chain(first, last), key=flow.key).delay()
+    worker.wait_for_log(rf"(unregistered task .*{flow.account}|untrusted content of type pickle)")
+    # Its main loop has cleared away what was left to it when it answers.
+    assert worker.module.app.control.ping(destination=[worker.node], timeout=10, limit=1)
+    flow.go_on()
+    assert flow.is_free(), "it would be kept for lock_gap_ttl, five minutes"
+
+
 def test_a_step_that_comes_within_the_gap_goes_on_with_the_same_fence(flow):
     sent = locked(
         chain(flow.step("0"), flow.step("1").set(queue=flow.later), flow.step("2")), key=flow.key

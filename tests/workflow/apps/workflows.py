@@ -170,6 +170,18 @@ def stores_late(self, previous=None, *, account, name, do=""):
     return body(self, previous, account, name, do)
 
 
+class EndsLate(Task):
+    """Its hold is left to the next step long after that was sent."""
+
+    def after_return(self, status, retval, task_id, args, kwargs, einfo):
+        journal.wait_for(f"go on {kwargs['account']}", 30)
+
+
+@app.task(base=EndsLate, bind=True)
+def ends_late(self, previous=None, *, account, name, do=""):
+    return body(self, previous, account, name, do)
+
+
 class Recovers(Task):
     """Handles what its body raises, outside of the body's lock."""
 
