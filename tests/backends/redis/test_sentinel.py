@@ -401,6 +401,27 @@ def test_a_look_in_vain_is_soon_made_up_for(
     wait_for(lambda: finder.look() or finder._looked > in_vain, 7, what=due)
 
 
+def test_each_look_asks_over_the_connections_of_the_look_before(
+    service: Watched, namespace: str
+) -> None:
+    runs = runs_of(service, namespace)
+    runs.release(runs.held("a"))
+    backend: Any = runs.engine.backend
+    finder = backend.transport.finder
+
+    def made() -> list[int]:
+        clients = [each.client() for each in service.sentinels]
+        return [each.info("stats")["total_connections_received"] for each in clients]
+
+    before = made()
+    for _ in range(20):
+        finder.look()
+    others = 4  # the Sentinels' own, and this test's
+    assert all(now - then <= 1 + others for then, now in zip(before, made(), strict=True))
+    finder.find()
+    assert finder.address == ("127.0.0.1", service.servers[0].port)
+
+
 def test_the_latest_word_counts_where_sentinels_do_not_agree(
     service: Watched, own_redis: Callable[..., RedisServer], namespace: str
 ) -> None:
