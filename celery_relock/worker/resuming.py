@@ -464,7 +464,9 @@ def _window(c: Any) -> int:
 def _slots(c: Any) -> int:
     """How many slots the worker has, or can come to have by itself (`--autoscale`)."""
     scaler = getattr(c.controller, "autoscaler", None)  # whose bound changes: `control autoscale`
-    return max(scaler.max_concurrency if scaler else 1, c.pool.num_processes or 1)
+    # Before Celery 5.7 the gevent pool's `num_processes` says how many tasks run at the moment.
+    slots = (c.pool.limit if c.pool.is_green else c.pool.num_processes) or 1
+    return max(scaler.max_concurrency if scaler else 1, slots)
 
 
 def _has_free_slot(c: Any) -> bool:

@@ -297,10 +297,14 @@ def _():
     passes("num_processes", consumer.pool)
 
 
-@row("`Consumer.controller`, `WorkController.autoscaler`, `pool.active`")
+@row(
+    "`Consumer.controller`, `WorkController.autoscaler`, `pool.active`, `pool.limit`, "
+    "`pool.is_green`"
+)
 def _():
     app, _ = app_with_a_task()
-    passes("active", worker_of(app).consumer.pool)
+    for member in ("active", "limit", "is_green"):
+        passes(member, worker_of(app).consumer.pool)
     passes("controller", worker_of(app).consumer)
     passes("autoscaler", worker_of(app).consumer.controller)
 

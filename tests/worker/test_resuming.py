@@ -303,18 +303,21 @@ def test_queues_that_others_share_an_exchange_with(start, account, broker, which
 
 @brokers
 @pytest.mark.parametrize(
-    ("multiplier", "slots"),
+    ("multiplier", "slots", "pool"),
     [
-        ("0", ("-c", "2")),
-        ("1", ("--autoscale", "2,1")),
-        ("1", ("--autoscale", "1,1")),
-        ("1", ("-c", "1")),
+        ("0", ("-c", "2"), "prefork"),
+        ("1", ("--autoscale", "2,1"), "prefork"),
+        ("1", ("--autoscale", "1,1"), "prefork"),
+        ("1", ("-c", "1"), "prefork"),
+        ("1", ("-c", "2"), "gevent"),
     ],
-    ids=["without a bound", "autoscale", "control autoscale", "pool_grow"],
+    ids=["without a bound", "autoscale", "control autoscale", "pool_grow", "gevent"],
 )
-def test_a_long_resumed_task_holds_up_no_other_that_has_a_slot(start, broker, multiplier, slots):
+def test_a_long_resumed_task_holds_up_no_other_that_has_a_slot(
+    start, broker, multiplier, slots, pool
+):
     env = {"RELOCK_TEST_PREFETCH": multiplier}
-    worker = ready(start(broker, arguments=slots, env=env))
+    worker = ready(start(broker, pool=pool, arguments=slots, env=env))
     accounts = [uuid.uuid4().hex[:8] for _ in range(2)]
     locks = [held(worker, account) for account in accounts]
     for account, seconds in zip(accounts, (60, 0), strict=True):
