@@ -265,10 +265,11 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
             c.timer.cancel(self._timer)
             self._timer = None
         consumer, self._consumer = self._consumer, None
+        # What still comes is requeued: RabbitMQ may deliver before it answers that it is cancelled.
+        self._closed = True
         if consumer is not None:
             self._closing = consumer.channel
             ignore_errors(c, consumer.cancel)
-        self._closed = True  # what still comes is requeued
         self._forget_slot_timer()
         if c.hub:
             c.hub.on_tick.discard(self._tick)

@@ -8,8 +8,10 @@ import uuid
 from types import SimpleNamespace
 
 import pytest
-from celery import Celery
+from celery import Celery, bootsteps
 from celery.concurrency.prefork import TaskPool
+from kombu import Connection, Queue
+from kombu.asynchronous.timer import Timer
 
 from celery_relock.worker import resuming
 from celery_relock.worker.resuming import TRIP
@@ -156,3 +158,53 @@ def test_a_pool_that_a_cold_shutdown_has_ended_has_no_slot_for_what_still_comes(
     finally:
         pool.terminate()
     assert not resuming._has_free_slot(worker)
+
+
+class _Consumer(SimpleNamespace):
+    """A worker's consumer, in a worker whose pool has been ended by a cold shutdown."""
+
+    def create_task_handler(self):
+        return self.taken.append
+
+
+def test_what_comes_while_the_consuming_is_being_ended_is_requeued(rabbitmq):
+    queue = Queue(uuid.uuid4().hex)
+    with Connection(rabbitmq.url) as connection, Connection(rabbitmq.url) as other:
+        worker = _Consumer(
+            app=Celery(broker=rabbitmq.url, set_as_current=False),
+            blueprint=SimpleNamespace(state=bootsteps.RUN),
+            call_soon=lambda *_: None,
+            connection=connection,
+            connection_errors=connection.connection_errors,
+            channel_errors=connection.channel_errors,
+            controller=SimpleNamespace(relock_resumer=SimpleNamespace(consumes=list)),
+            hub=SimpleNamespace(on_tick=set()),
+            on_decode_error=None,
+            pool=SimpleNamespace(active=False, is_green=False, limit=1, num_processes=1),
+            prefetch_multiplier=1,
+            taken=[],
+            task_consumer=SimpleNamespace(queues=[queue]),
+            timer=Timer(),
+        )
+        queues = resuming.ResumeQueues(worker)
+        queues.start(worker)
+        beside = resuming._beside(queue, amqp=True)(other.default_channel)
+
+        def is_consumed():
+            queues._sync()
+            return queues._consumer.consuming_from(beside.name)
+
+        def is_on_its_way():
+            return beside.queue_declare(passive=True).message_count == 0
+
+        try:
+            wait_for(is_consumed, what="the resume queue")
+            with other.Producer() as producer:
+                producer.publish("{}", routing_key=beside.name)
+            wait_for(is_on_its_way, what="the delivery")
+            queues.stop(worker)
+            assert wait_for(beside.get, what="the message").body == "{}"
+            assert worker.taken == []
+        finally:
+            queues.shutdown(worker)
+            beside.delete()
