@@ -68,7 +68,7 @@ def puts_back(task: Any, error: BaseException) -> bool:
         return False
     if isinstance(error, WorkerLostError):
         return task.reject_on_worker_lost and not getattr(task, "retry_on_worker_lost", False)
-    if isinstance(error, TimeLimitExceeded):  # Celery < 5.7 rejects it for good
+    if isinstance(error, TimeLimitExceeded):  # Celery < 5.7 tells nobody of one that it puts back
         return hasattr(task, "acks_on_timeout") and not _acknowledges(task, error)
     return isinstance(error, Reject) and error.requeue
 
