@@ -10,7 +10,7 @@ import redis
 
 from benchmarks import redisson
 from celery_relock.engine import ids
-from celery_relock.engine.protocol import Claim
+from celery_relock.engine.protocol import Claim, Release
 from celery_relock.engines import NAMESPACE, engine_for
 from celery_relock.lock import Lock
 
@@ -71,7 +71,8 @@ class Commands:
         self._store.acquire(self._claim)
 
     def release(self) -> None:
-        self._store.release(self._claim.names, self._claim.execution_id, self._claim.attempt_id)
+        of = self._claim
+        self._store.release(Release(of.names, of.execution_id, of.attempt_id))
 
 
 class TokenRing:

@@ -26,6 +26,7 @@ from celery_relock.engine.protocol import (
     ParkRequest,
     PlaceRequest,
     Queued,
+    Release,
     Successor,
 )
 
@@ -69,7 +70,7 @@ class Bench:
         return execution
 
     def release(self, execution: str, *names: str, **more: Any) -> Any:
-        return self.backend.release(names, execution, "n", **more)
+        return self.backend.release(Release(names, execution, "n", **more))
 
     def sharers(self, count: int) -> Callable[[], object]:
         for _ in range(count):

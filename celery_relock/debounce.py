@@ -34,6 +34,7 @@ from .engine.protocol import (
     Full,
     Parked,
     ParkRequest,
+    Release,
 )
 from .errors import LockConfigError, LockConflict, LockUnavailable
 from .naming.callables import called
@@ -112,8 +113,9 @@ def _merge(
             if burst is None:
                 # If only the answer is lost, a burst has begun all the same. It stays once another
                 # call was merged into it: the attempt of a burst's message is its last call.
-                both, how = (call.call_id, call.call_id), ("attempt", REMEMBER_ATTEMPT)
-                engine.later.add(partial(engine.backend.release, [name], *both, *how))
+                both = call.call_id, call.call_id
+                begun = Release([name], *both, "attempt", REMEMBER_ATTEMPT)
+                engine.later.add(partial(engine.backend.release, begun))
             raise
         if isinstance(answer, Parked):
             logger.debug("%s[%s] waits until no more such calls come", task.name, task_id)

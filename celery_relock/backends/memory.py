@@ -58,6 +58,7 @@ from ..engine.protocol import (
     Passed,
     PlaceRequest,
     Queued,
+    Release,
     Released,
     Renewal,
     Resumed,
@@ -1412,17 +1413,8 @@ class MemoryBackend:
             assert not isinstance(answer, Queued | Conflict), answer
             return answer
 
-    def release(
-        self,
-        names: Sequence[str],
-        execution_id: str,
-        attempt_id: str,
-        ended: str = "",
-        remember: float = 0.0,
-        home: str = "",
-        successor: Successor | None = None,
-        waited: bool = False,
-    ) -> Released:
+    def release(self, request: Release) -> Released:
+        names, execution_id, attempt_id, ended, remember, home, successor, _ = request
         successors = [] if successor is None else successor.execution_id.split()
         with self._executes(_Command, home, f"{execution_id} {attempt_id}") as command:
             locks, had = [command.lock(name) for name in names], False

@@ -21,6 +21,7 @@ from ..engine.protocol import (
     Claim,
     Conflict,
     HoldInfo,
+    Release,
     Renewal,
 )
 from ..worker.message import QUEUED, keep_for
@@ -130,7 +131,7 @@ def drop(engine: Engine, name: str, execution_id: str, *, ended: bool = False) -
     """Free the marker of a call that has not begun. False if it had none, or has begun. `ended`: it
     gets none any more, for as long as its end is remembered."""
     how = ("execution", engine.remember) if ended else ("", 0.0)
-    return engine.backend.release([name], hold_id(execution_id), KEPT, *how).had
+    return engine.backend.release(Release([name], hold_id(execution_id), KEPT, *how)).had
 
 
 def drop_begun(engine: Engine, name: str, there: Found) -> None:
@@ -138,7 +139,7 @@ def drop_begun(engine: Engine, name: str, there: Found) -> None:
     for hold in engine.inspect(name).holds:
         own = _found(hold)
         if own is not None and own.execution_id == there.execution_id:
-            engine.backend.release([name], hold.execution_id, hold.attempt_id)
+            engine.backend.release(Release([name], hold.execution_id, hold.attempt_id))
 
 
 def take_away(engine: Engine, marker: Marker, there: Found) -> bool:
@@ -155,8 +156,9 @@ def take_away(engine: Engine, marker: Marker, there: Found) -> bool:
         # In one step with the end of its hold: an execution that waits in a worker slot asks when
         # it is to begin, and one that arrives must not take the marker again before the call that
         # comes instead has got it.
-        how = ("replaced", max(hold.remaining, engine.remember))
-        if engine.backend.release([marker.name], hold.execution_id, hold.attempt_id, *how).had:
+        of = [marker.name], hold.execution_id, hold.attempt_id
+        taken = Release(*of, "replaced", max(hold.remaining, engine.remember))
+        if engine.backend.release(taken).had:
             return True
 
 

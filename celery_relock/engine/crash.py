@@ -28,7 +28,7 @@ from . import events
 from .events import logger
 from .outage import Outage
 from .platform import anew_in_a_child, for_with
-from .protocol import KEPT, LINE, MARKER, Backend, Successor
+from .protocol import KEPT, LINE, MARKER, Backend, Release, Successor
 
 if TYPE_CHECKING:
     from mmap import mmap
@@ -401,7 +401,8 @@ class Reaper:
                 held = self._holds(entry)
                 left_to = Successor(entry.successors, entry.keep) if entry.successors else None
                 of = entry.names, entry.execution_id, entry.attempt_id
-                self._parking.release(*of, "killed", REMEMBER_DEAD, left_to)
+                killed = Release(*of, "killed", REMEMBER_DEAD, successor=left_to)
+                self._parking.release(killed)
             except RelockError as error:
                 failures.append(error)
                 continue

@@ -43,6 +43,7 @@ from .protocol import (
     Parked,
     ParkRequest,
     Queued,
+    Release,
 )
 from .renewal import keepalive
 from .wakeup import Inbox
@@ -256,9 +257,8 @@ class Engine:
     def _release(self, lease: Lease, ended: str, remember: float) -> bool:
         of, home, to = lease.claim, self.parking.sender.home, lease.successor
         waited = lease.waits_since > 0
-        back = self.backend.release(
-            of.names, of.execution_id, of.attempt_id, ended, remember, home, to, waited
-        )
+        mine = of.names, of.execution_id, of.attempt_id
+        back = self.backend.release(Release(*mine, ended, remember, home, to, waited))
         if journal.on:
             journal.remove(of.attempt_id)
         if back.messages:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from ..errors import LockUnavailable
 from . import events, ids
 from .events import logger
-from .protocol import DEBOUNCE, REMEMBER, REMEMBER_ATTEMPT, Backend, Message, Successor
+from .protocol import DEBOUNCE, REMEMBER, REMEMBER_ATTEMPT, Backend, Message, Release
 
 
 class Sender:
@@ -81,26 +81,10 @@ class Parking:
         self.publish(found.messages)
         return found.recheck
 
-    def release(
-        self,
-        names: Sequence[str],
-        execution_id: str,
-        attempt_id: str,
-        ended: str = "",
-        remember: float = 0.0,
-        successor: Successor | None = None,
-    ) -> bool:
-        """Release what an attempt has (see `Backend`), and resume whose turn comes by that. False
-        if it had nothing."""
-        back = self._backend.release(
-            names,
-            execution_id,
-            attempt_id,
-            ended=ended,
-            remember=remember,
-            home=self.sender.home,
-            successor=successor,
-        )
+    def release(self, request: Release) -> bool:
+        """Release what an attempt has, and resume whose turn comes by that. False if it had
+        nothing."""
+        back = self._backend.release(request._replace(home=self.sender.home))
         self.publish(back.messages)
         return back.had
 

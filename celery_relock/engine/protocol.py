@@ -270,6 +270,30 @@ class Debounce(NamedTuple):
     label: str = ""
 
 
+class Release(NamedTuple):
+    """What an attempt releases: its holds or its places.
+
+    Attributes:
+        ended: "", "execution" or "attempt": what counts as ended for `remember` seconds; "killed"
+            and "parked" are attempts that leave the message that they parked, "replaced" an
+            execution, if the attempt had something to release.
+        home: the caller can resume parked messages of these brokers (with spaces between), and gets
+            those whose turn has come.
+        successor: the execution that the holds are left to.
+        waited: the holds were waited for. Others probably wait for them now, and they should hear
+            before the caller does.
+    """
+
+    names: Sequence[str]
+    execution_id: str
+    attempt_id: str
+    ended: str = ""
+    remember: float = 0.0
+    home: str = ""
+    successor: Successor | None = None
+    waited: bool = False
+
+
 class Released(NamedTuple):
     """What was released: whether the attempt had anything, and the messages to resume."""
 
@@ -450,29 +474,8 @@ class Backend(Protocol):
         """As `acquire`, but leave a message in the queue. A copy of an execution that holds the
         lock is parked behind that execution."""
 
-    def release(
-        self,
-        names: Sequence[str],
-        execution_id: str,
-        attempt_id: str,
-        ended: str = "",
-        remember: float = 0.0,
-        home: str = "",
-        successor: Successor | None = None,
-        waited: bool = False,
-    ) -> Released:
-        """Release what the attempt has: its holds or its places.
-
-        Args:
-            ended: "", "execution" or "attempt": what counts as ended for `remember`
-                seconds; "killed" and "parked" are attempts that leave the message that they parked,
-                "replaced" an execution, if the attempt had something to release.
-            home: the caller can resume parked messages of these brokers (with spaces between), and
-                gets those whose turn has come.
-            successor: the execution that the holds are left to.
-            waited: the holds were waited for. Others probably wait for them now, and they should
-                hear before the caller does.
-        """
+    def release(self, request: Release) -> Released:
+        """Release what the attempt has."""
 
     def downgrade(self, names: Sequence[str], execution_id: str, attempt_id: str) -> Downgraded:
         """Let others share the locks that an attempt holds alone."""

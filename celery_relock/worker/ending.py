@@ -21,7 +21,7 @@ from celery.exceptions import Ignore, Reject, Retry, TimeLimitExceeded, WorkerLo
 from ..engine.crash import FORGET, kept_for
 from ..engine.engine import Engine
 from ..engine.events import logger
-from ..engine.protocol import KEPT, REMEMBER_ATTEMPT
+from ..engine.protocol import KEPT, REMEMBER_ATTEMPT, Release
 from ..errors import RelockError
 from .delivery import afterwards, retry_of
 from .message import header_of
@@ -165,7 +165,7 @@ def _end_unexecuted(
     if is_left and not remember:
         # Nor is one left to what was killed, and that can come again.
         ended, remember = "killed", REMEMBER_ATTEMPT
-    engine.parking.release(names, execution_id, KEPT, ended, remember)
+    engine.parking.release(Release(names, execution_id, KEPT, ended, remember))
 
 
 def withdraw_later(engine: Engine, execution_id: str, remember: float | None = None) -> None:

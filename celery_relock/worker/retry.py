@@ -18,7 +18,7 @@ from ..declaration import declaration
 from ..engine import events
 from ..engine.engine import Engine
 from ..engine.lease import Lease
-from ..engine.protocol import Held, Successor
+from ..engine.protocol import Held, Release, Successor
 from ..errors import RelockError
 from ..naming.names import Misfit
 from .conflict import Attempt, obtain, release
@@ -76,7 +76,8 @@ class LeftToRetry:
             # Before they are released: a renewal on its way that does not find them tells no loss.
             self.lease.narrow(kept)
             with suppress(RelockError):  # their lease ends them
-                self.engine.parking.release(rest, claim.execution_id, claim.attempt_id)
+                of = claim.execution_id, claim.attempt_id
+                self.engine.parking.release(Release(rest, *of))
         keep = keep_for(self.margin, sent.fields.get("eta"), sent.fields.get("expires"))
         self.lease.successor = Successor(sent.execution_id, keep)
 

@@ -23,7 +23,7 @@ from celery_relock import Lock
 from celery_relock.admin import Locks
 from celery_relock.cli import commands, relock
 from celery_relock.cli.base import table
-from celery_relock.engine.protocol import LINE, SHARED, Claim, PlaceRequest
+from celery_relock.engine.protocol import LINE, SHARED, Claim, PlaceRequest, Release
 from celery_relock.errors import LockLost
 from tests.support import Worker, wait_for
 from tests.support.desk import Desk
@@ -139,7 +139,7 @@ def test_show_tells_who_shares_a_lock_or_is_to(run: Run, key: str, worker: Worke
             backend.acquire(Claim(run_id, "n", run_id, (key,), (limit,), 30.0), 30.0)
         shown = run("show", key).stdout.splitlines()
         for each in ("alone", "beside"):
-            backend.release((key,), each, "n")
+            backend.release(Release((key,), each, "n"))
     assert any(line.startswith("    shared without a break since ") for line in shown)
     assert [line.split()[1] for line in shown[-2:]] == ["waiting", "waiting,"]
     assert "waiting, shared" in shown[-1]

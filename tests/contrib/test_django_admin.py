@@ -22,7 +22,7 @@ from celery import states
 from celery_relock import Lock
 from celery_relock.admin import Locks
 from celery_relock.declaration import engine_of
-from celery_relock.engine.protocol import Claim
+from celery_relock.engine.protocol import Claim, Release
 from celery_relock.errors import LockLost
 from tests.support import Worker, wait_for
 from tests.support.worker import ROOT, environment_of
@@ -201,7 +201,7 @@ def test_of_more_locks_than_a_page_has_room_for_those_with_waiters_are_shown(
     viewer.get(f"{LOCKS}?q=many:")
     shown = re.findall(r'<td class="name"><a[^>]*>([^<]+)</a>', viewer.text)
     for name in names:
-        backend.release((name,), name, name)
+        backend.release(Release((name,), name, name))
     for waiter in waiters:
         waiter.get(timeout=20)
 

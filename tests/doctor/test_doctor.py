@@ -22,7 +22,7 @@ from celery_relock.admin import Locks
 from celery_relock.declaration import engine_of
 from celery_relock.engine import diagnosis
 from celery_relock.engine.inspection import Server
-from celery_relock.engine.protocol import Claim, ParkRequest
+from celery_relock.engine.protocol import Claim, ParkRequest, Release
 from celery_relock.worker.parking import home
 from tests.support import RedisServer, new_namespace, wait_for
 from tests.support.clock import server_with_a_clock
@@ -535,7 +535,7 @@ def test_parked_executions_that_nobody_can_resume(app_with, namespace, monkeypat
     text = json.dumps({"home": "gone", "queue": "q", "headers": {"task": "charge", "id": "7"}})
     backend.acquire(claims[0])
     backend.park(claims[1], ParkRequest(text, "gone", "7"))
-    backend.release(("a",), "x", "of-x")
+    backend.release(Release(("a",), "x", "of-x"))
     of_others, owed = sorted(
         found(doctor.examine(app, workers=False), "parked"), key=lambda each: -len(each.severity)
     )
@@ -553,7 +553,7 @@ def test_parked_executions_that_are_handed_out_in_vain(app_with, namespace):
     text = json.dumps({"home": of, "queue": "q", "headers": {"task": "charge", "id": "7"}})
     backend.acquire(claims[0])
     backend.park(claims[1], ParkRequest(text, of, "7"))
-    backend.release(("a",), "x", "of-x", home=of)
+    backend.release(Release(("a",), "x", "of-x", home=of))
 
     def told():
         report = doctor.examine(app, workers=False)

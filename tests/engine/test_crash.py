@@ -321,8 +321,8 @@ class _Backend:
     def inspect(self, name, only):
         return LockState((HoldInfo(only[0], 30.0, 1, self.holder, "o", "label"),), 0)
 
-    def release(self, names, run, attempt_id, **_):
-        self.released.append(attempt_id)
+    def release(self, request):
+        self.released.append(request.attempt_id)
         return Released(True)
 
 
@@ -378,8 +378,8 @@ def test_a_process_whose_journal_another_reaper_removed_is_watched_no_longer(fol
 
 def test_what_cannot_be_freed_yet_is_tried_again_and_told_once(folder, journal, caplog):
     class Away(_Backend):
-        def release(self, names, run, attempt_id, **_):
-            self.released.append(attempt_id)
+        def release(self, request):
+            self.released.append(request.attempt_id)
             raise LockUnavailable("away")
 
     _note(journal, _entry(1))

@@ -22,6 +22,7 @@ from celery_relock.engine.protocol import (
     Debounce,
     ParkRequest,
     PlaceRequest,
+    Release,
     Renewal,
     Successor,
 )
@@ -83,12 +84,12 @@ def _use_every_verb(backend: RedisBackend) -> None:
     renewals = [("a", "r1"), ("a", "r2"), ("b", "nobody")]  # HELD, WAIT, LOST
     backend.heartbeat([Renewal(name, run, "n1", 30.0, 20.0) for name, run in renewals])
     backend.inspect("a")
-    backend.release(("b", "c"), "r3", "n1", ended="execution", remember=9.0)  # RELEASED
-    backend.release(("b", "c"), "r3", "n1")  # GONE
+    backend.release(Release(("b", "c"), "r3", "n1", ended="execution", remember=9.0))  # RELEASED
+    backend.release(Release(("b", "c"), "r3", "n1"))  # GONE
     backend.acquire(_claim("r3", "b", "c"))  # ENDED
     backend.force_release("a")
     backend.acquire(_claim("r12", "a")._replace(ancestors=("r1",)))
-    backend.release(("a",), "r12", "n1", successor=Successor("r13", 9.0))
+    backend.release(Release(("a",), "r12", "n1", successor=Successor("r13", 9.0)))
     backend.force_release("a")
     park_request = ParkRequest("text", "home", "task", most=1)
     backend.acquire(_claim("r4", "p"))

@@ -7,7 +7,7 @@ import pytest
 from celery_relock.dedup import marker
 from celery_relock.engine import ids
 from celery_relock.engine.engine import Engine
-from celery_relock.engine.protocol import KEPT, Duplicate, Ended, Held, Successor
+from celery_relock.engine.protocol import KEPT, Duplicate, Ended, Held, Release, Successor
 from tests.support import leftovers
 
 NAME = marker.name_for("app.report", ["report:42"])
@@ -29,7 +29,7 @@ def _arrive(engine, run, attempt_id=None):
 
 
 def _leave(engine, run, attempt_id, **options):
-    return engine.backend.release([NAME], marker.hold_id(run), attempt_id, **options).had
+    return engine.backend.release(Release([NAME], marker.hold_id(run), attempt_id, **options)).had
 
 
 def _remaining(engine):

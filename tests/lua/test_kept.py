@@ -13,6 +13,7 @@ from celery_relock.engine.protocol import (
     Held,
     ParkRequest,
     Queued,
+    Release,
     Successor,
 )
 from celery_relock.engine.protocol import Claim as ClaimOf
@@ -22,7 +23,7 @@ OWNER = {"owner": "workflow"}
 
 def _keep(desk, execution_id="first", successor="next", keep=30.0, names=("a",), ended="execution"):
     return desk.backend.release(
-        names, execution_id, "n", ended, 60.0, successor=Successor(successor, keep)
+        Release(names, execution_id, "n", ended, 60.0, successor=Successor(successor, keep))
     )
 
 
@@ -175,7 +176,7 @@ def test_the_message_of_a_successor_that_is_parked_is_resumed(desk):
     claim = ClaimOf("next", "n", "workflow", ("a",), (1,), 30.0)
     desk.backend.park(claim, ParkRequest("its message", "broker", "task"))
     back = desk.backend.release(
-        ("a",), "first", "n", "execution", 60.0, "broker", Successor("next", 30.0)
+        Release(("a",), "first", "n", "execution", 60.0, "broker", Successor("next", 30.0))
     )
     assert [message.text for message in back.messages] == ["its message"]
     assert desk.fence("next", "another", **OWNER) == fence

@@ -13,6 +13,7 @@ from celery_relock.engine.protocol import (
     Duplicate,
     Held,
     Queued,
+    Release,
     Renewal,
     Successor,
 )
@@ -64,7 +65,7 @@ def test_five_thousand_successors_cost_no_more_than_some_free_locks(desk):
     """Of one workflow: all in one permit, which each of them joins and leaves."""
     desk.fence("first", owner="flow")
     successors = " ".join(f"s{number}" for number in range(5000))
-    desk.backend.release(("a",), "first", "n", successor=Successor(successors, 300.0))
+    desk.backend.release(Release(("a",), "first", "n", successor=Successor(successors, 300.0)))
     assert len(desk.holders()) == 5000
 
     def join_and_leave(execution):
@@ -133,7 +134,7 @@ def test_a_permit_that_cools_is_one_permit_and_open_to_nobody_among_many(desk, f
     desk.fence("child", limit=100, owner="flow", ancestors=("parent",))
 
     def cool(run):
-        desk.backend.release(("a",), run, "n", successor=Successor(f"cooldown.{run}", 0.3))
+        desk.backend.release(Release(("a",), run, "n", successor=Successor(f"cooldown.{run}", 0.3)))
 
     if first_to_end == "parent":
         desk.release("parent")
@@ -155,7 +156,7 @@ def test_a_kept_hold_goes_on_to_the_owner_of_its_successor_among_many(desk):
     for number in range(MANY):
         desk.fence(f"h{number}", limit=100)
     fence = desk.fence("first", limit=100, owner="flow")
-    desk.backend.release(("a",), "first", "n", successor=Successor("next", 30.0))
+    desk.backend.release(Release(("a",), "first", "n", successor=Successor("next", 30.0)))
     assert desk.fence("next", limit=100, owner="another") == fence
 
     assert desk.fence("inner", limit=100, owner="another", by_owner=True) == fence
@@ -168,7 +169,7 @@ def test_a_hold_that_was_kept_too_long_is_joined_by_nobody_among_many(desk):
     for number in range(MANY):
         desk.fence(f"h{number}", limit=100)
     fence = desk.fence("first", limit=100, owner="flow")
-    desk.backend.release(("a",), "first", "n", successor=Successor("next", 0.05))
+    desk.backend.release(Release(("a",), "first", "n", successor=Successor("next", 0.05)))
     desk.wait_ms(51)
 
     assert desk.fence("next", limit=100, owner="flow") > fence
@@ -178,7 +179,7 @@ def test_what_is_kept_of_many_who_share_the_lock_is_not_joined_alone(desk):
     for number in range(MANY):
         desk.fence(f"h{number}", limit=SHARED)
     desk.fence("first", limit=SHARED, owner="flow")
-    desk.backend.release(("a",), "first", "n", successor=Successor("next", 30.0))
+    desk.backend.release(Release(("a",), "first", "n", successor=Successor("next", 30.0)))
 
     assert isinstance(desk.acquire("next", owner="flow"), Conflict)
 

@@ -11,6 +11,7 @@ from celery_relock.engine.protocol import (
     Held,
     Parked,
     Queued,
+    Release,
     Successor,
 )
 
@@ -253,7 +254,9 @@ def test_the_copy_of_a_successor_that_was_quicker_stays_when_a_hold_is_left_to_i
     desk.fence("retry", **how)
     desk.park("retry", "copy", **how)
 
-    left = desk.backend.release(("a",), "first", "n", home="h", successor=Successor("retry", 30.0))
+    left = desk.backend.release(
+        Release(("a",), "first", "n", home="h", successor=Successor("retry", 30.0))
+    )
 
     assert not left.messages
     assert desk.resume() == []

@@ -13,6 +13,7 @@ from celery_relock.engine.protocol import (
     Held,
     PlaceRequest,
     Queued,
+    Release,
     Successor,
 )
 from tests.support import wait_for
@@ -159,7 +160,7 @@ def test_a_call_that_does_not_come_holds_up_its_line_for_no_longer(desk, set_bac
         desk.backend.place(PlaceRequest(line, run, f"t-{run}", run, 0.3, 0.0, 0.0, 1000.0))
     if is_retry:
         desk.fence("late", names=(line,))
-        desk.backend.release((line,), "late", "n", successor=Successor("retry", 0.3))
+        desk.backend.release(Release((line,), "late", "n", successor=Successor("retry", 0.3)))
     desk.park("here", names=(line,))
     desk.resume()
     set_back(line)

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from celery_relock.engine.protocol import SHARED, Conflict, Held, Renewal, Successor
+from celery_relock.engine.protocol import SHARED, Conflict, Held, Release, Renewal, Successor
 from tests.support.simple import granted
 
 AB = ("a", "b")
@@ -231,7 +231,7 @@ def test_who_waits_behind_a_successor_for_several_locks_follows_it_at_each_of_th
     desk.queue("both", names=AB, limits=(1, SHARED), inbox="p")
     desk.queue("waits", names=("b",), limit=SHARED, inbox="p")
     desk.release("r2", names=("b",))
-    desk.backend.release(("a",), "r1", "n", successor=Successor("both", 30.0))
+    desk.backend.release(Release(("a",), "r1", "n", successor=Successor("both", 30.0)))
     assert granted(inbox.heard()) == ["both", "waits"]
 
 

@@ -12,6 +12,7 @@ from celery_relock.engine.protocol import (
     Held,
     Parked,
     Queued,
+    Release,
     Renewal,
     Successor,
 )
@@ -205,7 +206,7 @@ def test_of_several_locks_some_are_shared(desk):
 def test_a_renewal_and_a_kept_hold_stay_shared(desk):
     fence = desk.fence("s1", **SHARES)
     assert desk.backend.renew([Renewal("a", "s1", "n", 60.0)]) == [True]
-    desk.backend.release(("a",), "s1", "n", successor=Successor("s2", 30.0))
+    desk.backend.release(Release(("a",), "s1", "n", successor=Successor("s2", 30.0)))
 
     assert modes(desk) == {"s2": True}
     assert desk.fence("s3", **SHARES) == fence
@@ -213,7 +214,7 @@ def test_a_renewal_and_a_kept_hold_stay_shared(desk):
 
 
 def leaves_to(desk, run, successor):
-    desk.backend.release(("a",), run, "n", successor=Successor(successor, 30.0))
+    desk.backend.release(Release(("a",), run, "n", successor=Successor(successor, 30.0)))
 
 
 @pytest.mark.parametrize("comes", [SHARED, 1])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from celery_relock.backends.redis.scripts import Script, scripts
-from celery_relock.engine.protocol import SHARED, Claim, Renewal, Successor
+from celery_relock.engine.protocol import SHARED, Claim, Release, Renewal, Successor
 from tests.support.desk import Desk
 from tests.support.long import LONG
 from tests.support.twins import HOME, NAMES, RUNS, Twin, Twins
@@ -169,7 +169,9 @@ class History:
 
         def command(twin: Twin) -> Any:
             found = twin.desk.backend.release(
-                names, run, attempt_id, ended=ended, remember=900.0, home=HOME, successor=to
+                Release(
+                    names, run, attempt_id, ended=ended, remember=900.0, home=HOME, successor=to
+                )
             )
             return found._replace(had=None) if lapsed else found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_relock.engine.protocol import Conflict, Successor
+from celery_relock.engine.protocol import Conflict, Release, Successor
 
 OWNER = {"owner": "workflow"}
 
@@ -16,16 +16,18 @@ def fence(desk):
 
 def _leave(desk, *successors, keep=30.0):
     return desk.backend.release(
-        ("a",), "step", "n", "execution", 60.0, successor=Successor(" ".join(successors), keep)
+        Release(
+            ("a",), "step", "n", "execution", 60.0, successor=Successor(" ".join(successors), keep)
+        )
     )
 
 
 def test_all_successors_share_the_permit_until_the_last_has_released(desk, fence):
     _leave(desk, "one", "two")
     assert desk.fence("one", **OWNER) == desk.fence("two", **OWNER) == fence
-    desk.backend.release(("a",), "one", "n", ended="execution", remember=60.0)
+    desk.backend.release(Release(("a",), "one", "n", ended="execution", remember=60.0))
     assert isinstance(desk.acquire("stranger"), Conflict)
-    desk.backend.release(("a",), "two", "n", ended="execution", remember=60.0)
+    desk.backend.release(Release(("a",), "two", "n", ended="execution", remember=60.0))
     assert desk.fence("stranger") > fence
 
 
@@ -34,14 +36,14 @@ def test_a_successor_that_holds_already_keeps_the_hold_that_it_has(desk, fence):
     _leave(desk, "quick", "slow")
     assert joined == fence
     # A kept hold in its place would be released by nobody.
-    desk.backend.release(("a",), "quick", "n", ended="execution", remember=60.0)
+    desk.backend.release(Release(("a",), "quick", "n", ended="execution", remember=60.0))
     assert desk.holders() == ["slow"]
 
 
 @pytest.mark.parametrize("ended", ["execution", "killed"])
 def test_a_successor_that_has_ended_or_was_killed_gets_nothing(desk, fence, ended):
     desk.fence("quick", ancestors=("step",), **OWNER)
-    desk.backend.release(("a",), "quick", "n", ended=ended, remember=60.0)
+    desk.backend.release(Release(("a",), "quick", "n", ended=ended, remember=60.0))
     _leave(desk, "quick")
     assert desk.fence("stranger") > fence
 
@@ -53,7 +55,7 @@ def test_a_successor_that_is_sent_again_gets_the_hold_though_its_first_attempt_h
     """Redis was away from the end of a step until the next one had begun: what is made up for then
     can come in any order."""
     for number, ended in enumerate((*before, "attempt")):
-        desk.backend.release(("a",), "next", f"n{number}", ended=ended, remember=60.0)
+        desk.backend.release(Release(("a",), "next", f"n{number}", ended=ended, remember=60.0))
     _leave(desk, "next")
     assert desk.fence("next", **OWNER) == fence
 

@@ -7,7 +7,14 @@ from dataclasses import replace
 import pytest
 
 from celery_relock.admin.look import Stats
-from celery_relock.engine.protocol import COMES_AGAIN, LINE, HoldInfo, PlaceRequest, Successor
+from celery_relock.engine.protocol import (
+    COMES_AGAIN,
+    LINE,
+    HoldInfo,
+    PlaceRequest,
+    Release,
+    Successor,
+)
 from celery_relock.errors import LockConfigError
 from tests.support import wait_for
 from tests.support.backends import backend_of
@@ -88,7 +95,7 @@ def test_of_many_holders_and_waiters_the_first_are_told_of_and_all_are_counted(d
 def test_a_lock_that_was_left_to_thousands_is_no_foreign_key(desk):
     desk.fence("r1", owner="flow")
     successors = " ".join(f"s{number}" for number in range(2000))
-    desk.backend.release(("a",), "r1", "n", successor=Successor(successors, 300.0))
+    desk.backend.release(Release(("a",), "r1", "n", successor=Successor(successors, 300.0)))
 
     found = survey(desk, most=3)
 

@@ -11,6 +11,7 @@ from celery_relock.engine.protocol import (
     Ended,
     Held,
     Queued,
+    Release,
     Successor,
 )
 from celery_relock.errors import LockConfigError
@@ -109,7 +110,9 @@ def test_a_ring_of_waiters_is_seen_by_who_may_be_stuck(desk):
 def test_what_is_kept_for_one_who_waits_goes_to_it_before_another_waits_behind(desk):
     desk.fence("r1")
     wait(desk, "r2", channel="away")
-    desk.backend.release(("a",), "r1", "n", "execution", 60.0, successor=Successor("r2", 30.0))
+    desk.backend.release(
+        Release(("a",), "r1", "n", "execution", 60.0, successor=Successor("r2", 30.0))
+    )
     assert desk.waiters() == ["r2"], "nobody hears there"
     ears = Ears(desk, ["away"])
     wait(desk, "r3")

@@ -14,6 +14,7 @@ from celery_relock.engine.protocol import (
     Ended,
     Held,
     Queued,
+    Release,
     Renewal,
     Successor,
 )
@@ -70,7 +71,7 @@ def test_a_hold_is_left_to_its_successor_and_a_message_withdrawn(desk, full):
     desk.park("r2")
     full()
 
-    desk.backend.release(("a",), "r1", "n", successor=Successor("r3", 30.0))
+    desk.backend.release(Release(("a",), "r1", "n", successor=Successor("r3", 30.0)))
     assert desk.backend.inspect("a").holds[0].fence == fence
     assert desk.withdraw("r2")
     assert desk.waiters() == []
@@ -95,7 +96,7 @@ def test_parked_executions_are_resumed_run_and_come_back_too_early(desk, full):
 
 def test_a_successor_gets_the_hold_that_is_kept_for_it(desk, full):
     fence = desk.fence("r1")
-    desk.backend.release(("a",), "r1", "n", successor=Successor("r1", 30.0))
+    desk.backend.release(Release(("a",), "r1", "n", successor=Successor("r1", 30.0)))
     full()
 
     assert desk.fence("r1", "n2") == fence

@@ -30,6 +30,7 @@ from celery_relock.engine.protocol import (
     Held,
     Parked,
     Queued,
+    Release,
     Successor,
 )
 from tests.property import snapshot
@@ -342,7 +343,7 @@ class TwoBackends(RuleBasedStateMachine):
         successor: Successor | None = None,
     ) -> None:
         def release(desk: Desk) -> bool:
-            back = desk.backend.release(names, run, attempt, ended, 60.0, "h", successor)
+            back = desk.backend.release(Release(names, run, attempt, ended, 60.0, "h", successor))
             desk.take_messages(back.messages)
             return back.had
 

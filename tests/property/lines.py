@@ -22,6 +22,7 @@ from celery_relock.engine.protocol import (
     Held,
     Parked,
     PlaceRequest,
+    Release,
     Successor,
 )
 from tests.support.desk import Desk
@@ -426,7 +427,9 @@ class LineMachine(RuleBasedStateMachine):
         self, run: str, attempt_id: str, ended: str = "", successor: Successor | None = None
     ) -> None:
         def release() -> None:
-            back = self.desk.backend.release((NAME,), run, attempt_id, how, 60.0, "h", successor)
+            back = self.desk.backend.release(
+                Release((NAME,), run, attempt_id, how, 60.0, "h", successor)
+            )
             self.desk.take_messages(back.messages)
 
         how = ended or "attempt" * (attempt_id in self.doubtful)

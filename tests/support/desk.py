@@ -22,6 +22,7 @@ from celery_relock.engine.protocol import (
     Parked,
     ParkRequest,
     Queued,
+    Release,
     Renewal,
 )
 from tests.support.backends import close
@@ -169,7 +170,7 @@ class Desk:
     ) -> bool:
         """Release, in a process that can send the messages of a home."""
         had, messages = self.backend.release(
-            names, run, attempt_id, ended=ended, remember=remember, home=home
+            Release(names, run, attempt_id, ended=ended, remember=remember, home=home)
         )
         self._out += messages
         return had

@@ -12,6 +12,7 @@ from celery_relock.engine.protocol import (
     Parked,
     ParkRequest,
     Queued,
+    Release,
     Renewal,
     Successor,
 )
@@ -50,13 +51,13 @@ def everything(backend: RedisBackend) -> None:
         True,
     ]
     backend.heartbeat([Renewal("a", "r2", "n", 30.0, 60.0), Renewal("a", "r1", "n", 30.0, 60.0)])
-    backend.release(("a",), "r4", "n", ended="execution", remember=60.0)
-    backend.release(("a",), "r1", "n", successor=Successor("r1b", 30.0))
+    backend.release(Release(("a",), "r4", "n", ended="execution", remember=60.0))
+    backend.release(Release(("a",), "r1", "n", successor=Successor("r1b", 30.0)))
     assert backend.inspect("a").waiting == 3
-    backend.release(("a",), "r1b", "-")
+    backend.release(Release(("a",), "r1b", "-"))
     backend.acquire(claim("r1b", "m"))
-    backend.release(("a",), "r1b", "m")
-    backend.release(("a",), "r2", "n")
+    backend.release(Release(("a",), "r1b", "m"))
+    backend.release(Release(("a",), "r2", "n"))
     backend.resume("home", "by", ("task",))
     assert backend.withdraw("r5", 60.0)
     backend.force_release("a")

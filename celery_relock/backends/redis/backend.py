@@ -44,10 +44,10 @@ from ...engine.protocol import (
     Passed,
     PlaceRequest,
     Queued,
+    Release,
     Released,
     Renewal,
     Resumed,
-    Successor,
 )
 from ...errors import LockUnavailable, RelockError
 from .connections import BRIEF, Call, Effort, Transport
@@ -145,17 +145,8 @@ class RedisBackend:
                 self._run("withdraw", keys, [claim.execution_id, "0"])
         return answer
 
-    def release(
-        self,
-        names: Sequence[str],
-        execution_id: str,
-        attempt_id: str,
-        ended: str = "",
-        remember: float = 0.0,
-        home: str = "",
-        successor: Successor | None = None,
-        waited: bool = False,
-    ) -> Released:
+    def release(self, request: Release) -> Released:
+        names, execution_id, attempt_id, ended, remember, home, successor, waited = request
         args = [f"{execution_id} {attempt_id} {_ms(remember)} {ended}", home]
         if successor is not None:
             args.append(f"{_ms(successor.keep)} {successor.execution_id}")

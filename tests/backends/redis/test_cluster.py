@@ -38,6 +38,7 @@ from celery_relock.engine.protocol import (
     Parked,
     ParkRequest,
     Queued,
+    Release,
     Renewal,
 )
 from celery_relock.engine.renewal import keepalive
@@ -110,7 +111,7 @@ def test_who_comes_back_for_a_lock_of_another_bucket_leaves_the_queue_where_it_w
     assert waiting() == [2, 0], "it stays until it has another place"
     assert isinstance(backend.park(claim("parks", "b", parked_at="a"), wish), Parked)
     assert waiting() == [1, 1]
-    backend.release(("b",), "ends", "-", "execution", 60.0)
+    backend.release(Release(("b",), "ends", "-", "execution", 60.0))
     assert isinstance(backend.acquire(claim("ends", "b", parked_at="a")), Ended)
     assert waiting() == [0, 1]
 
@@ -188,7 +189,7 @@ def test_a_bucket_where_nothing_was_parked_is_looked_at_again(
     assert [message.execution_id for message in found] == ["waits"]
     assert looks.resume("h", "by").recheck is not None
     assert looks.withdraw("waits", 60.0)
-    assert parks.release(["a"], "a", "n").had
+    assert parks.release(Release(["a"], "a", "n")).had
 
 
 def test_a_url_that_cannot_be_used_says_why() -> None:
@@ -438,7 +439,7 @@ def test_no_script_finds_half_of_what_it_needs(cluster: ClusterServers, namespac
     for verb in (
         lambda: backend.heartbeat([Renewal("a", "waits", "n", 30.0, 30.0)]),
         lambda: backend.force_release("a"),
-        lambda: backend.release(["a"], "a", "n", "attempt", 60.0),
+        lambda: backend.release(Release(["a"], "a", "n", "attempt", 60.0)),
         lambda: backend.acquire(claim("a", "waits"), 30.0),
     ):
         with pytest.raises(errors.LockUnavailable, match="is moving this slot"):
@@ -446,7 +447,7 @@ def test_no_script_finds_half_of_what_it_needs(cluster: ClusterServers, namespac
     cluster.end_move(slot, source, to)
     assert [hold.execution_id for hold in backend.inspect("a").holds] == ["a"]
     assert backend.inspect("a").waiting == 1
-    assert backend.release(["a"], "a", "n").had
+    assert backend.release(Release(["a"], "a", "n")).had
 
 
 def test_a_node_that_says_where_a_slot_is_now_is_believed(
@@ -459,7 +460,7 @@ def test_a_node_that_says_where_a_slot_is_now_is_believed(
     cluster.begin_move(slot, to)
     cluster.end_move(slot, source, to)
     monkeypatch.setattr(backend.transport.map, "look", lambda *_: pytest.fail("it asked"))
-    assert backend.release(["a"], "a", "n").had
+    assert backend.release(Release(["a"], "a", "n")).had
     assert backend.transport.map.known(backend.keys.bucket("a")).port == to.port
 
 
@@ -516,7 +517,7 @@ def test_nodes_that_send_a_command_in_a_circle_are_told_of(
             cluster.ask(node, "SETSLOT", slot, "NODE", ids_of[source])
         wait_for(cluster.is_well, timeout=30)
     assert isinstance(backend.acquire(claim("a")), Held)
-    assert backend.release(["a"], "a", "n").had
+    assert backend.release(Release(["a"], "a", "n")).had
 
 
 def test_after_a_move_a_waiter_hears_of_its_turn_at_once(

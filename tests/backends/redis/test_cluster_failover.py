@@ -18,7 +18,7 @@ from celery_relock.backends.redis.keys import CLUSTER_BUCKETS as BUCKETS
 from celery_relock.backends.redis.keys import Keys
 from celery_relock.engine.engine import Engine
 from celery_relock.engine.lease import Lease, State
-from celery_relock.engine.protocol import Claim, Held, Message, Parked, ParkRequest, Queued
+from celery_relock.engine.protocol import Claim, Held, Message, Parked, ParkRequest, Queued, Release
 from celery_relock.engines import engine_for
 from celery_relock.errors import LockUnavailable
 from celery_relock.worker.resuming import Resumer
@@ -142,7 +142,7 @@ def test_who_listens_at_another_node_hears_of_no_grant_that_is_none(
     first, second = (Claim(run, "n", run, ("a",), (1,), 30.0) for run in ("holds", "waits"))
     assert isinstance(backend.acquire(first), Held)
     assert isinstance(backend.acquire(second, 30.0, "p"), Queued)
-    assert backend.release(["a"], first.execution_id, "n").had
+    assert backend.release(Release(["a"], first.execution_id, "n")).had
     assert backend.inspect("a").holds == ()
     cluster.admin(master).execute_command("SPUBLISH" if sharded else "PUBLISH", channel, "the end")
     heard: list[str] = []
@@ -151,7 +151,7 @@ def test_who_listens_at_another_node_hears_of_no_grant_that_is_none(
             heard.append(message["data"].decode())
     assert [text for text in heard if text] == ["the end"]
     ear.close()
-    backend.release(["a"], second.execution_id, "n")
+    backend.release(Release(["a"], second.execution_id, "n"))
 
 
 def test_a_hold_counts_when_a_replica_has_it(cluster: ClusterServers, namespace: str) -> None:

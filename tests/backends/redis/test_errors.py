@@ -16,7 +16,7 @@ import redis
 
 from celery_relock.backends.redis import connections
 from celery_relock.backends.redis.errors import check_server, passes, translate
-from celery_relock.engine.protocol import Claim, Renewal
+from celery_relock.engine.protocol import Claim, Release, Renewal
 from celery_relock.errors import LockConfigError, LockUnavailable, RelockError
 from tests.support import RedisServer, wait_for
 from tests.support.backends import backend_of, client_of
@@ -461,7 +461,7 @@ def test_an_error_of_an_outage_says_what_was_to_be_done_with_which_lock(
         "acquire": (Claim(*own, "owner", names, (1,) * len(names), 30.0),),
         "renew": ([Renewal(name, *own, 30.0) for name in names],),
         "downgrade": (names, *own),
-        "release": (names, *own),
+        "release": (Release(names, *own),),
         "inspect": ("account:42",),
     }
 
@@ -490,6 +490,6 @@ def test_an_error_of_an_outage_names_the_lock_that_a_feature_was_used_for(
     backend = backend_of(f"redis://127.0.0.1:{free_port()}/0", "shop")
     backend.transport.PATIENCE = 0.0
     with pytest.raises(LockUnavailable, match="cannot be reached") as raised:
-        backend.release((name,), "execution", "attempt")
+        backend.release(Release((name,), "execution", "attempt"))
     assert raised.value.reason.startswith(f"Cannot release {what}: ")
     assert raised.value.name == about

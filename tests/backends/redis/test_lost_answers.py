@@ -19,6 +19,7 @@ from celery_relock.engine.protocol import (
     Parked,
     ParkRequest,
     PlaceRequest,
+    Release,
 )
 from celery_relock.engine.renewal import keepalive
 from celery_relock.errors import LockUnavailable
@@ -134,12 +135,12 @@ def run_in_order(near: Runs, far: Runs) -> None:
     assert isinstance(near.engine.park(second, ParkRequest("text", "home", "task")), Parked)
     assert near.engine.acquire(first).fences == (tickets[0],)
     run, attempt_id = first.claim[:2]
-    (message,) = near.engine.backend.release([line], run, attempt_id, home="home").messages
+    (message,) = near.engine.backend.release(Release([line], run, attempt_id, home="home")).messages
     assert message.execution_id == second.claim.execution_id
     again = near.lease(line, execution_id=second.claim.execution_id)
     assert near.engine.acquire(again).fences == (tickets[1],)
     assert near.release(again)
-    assert near.engine.backend.release([marker], mine.claim.execution_id, KEPT).had
+    assert near.engine.backend.release(Release([marker], mine.claim.execution_id, KEPT)).had
 
 
 #: Each scenario with every command that it sends through the proxy: verb, and which of its kind.
