@@ -12,7 +12,7 @@ parked message (`lua/debounce.lua`). From then on it is a message like any other
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,9 +21,10 @@ from kombu import serialization
 from kombu.common import maybe_declare
 from kombu.compression import get_encoder
 
-from .declaration import Declaration, engine_of, not_executed
+from .declaration import engine_of, not_executed
 from .dedup import client as dedup
 from .dedup import marker
+from .dedup.client import Sending
 from .engine import ids
 from .engine.events import describe_full, label_of, logger
 from .engine.protocol import (
@@ -46,20 +47,14 @@ from .worker.parking import LARGEST, RawMessage, home, message_in, parked_text
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 
 
-def send(
-    task: Any,
-    declared: Declaration,
-    publish: Callable[..., Any],
-    args: Sequence[Any] | None,
-    kwargs: Mapping[str, Any] | None,
-    options: dict[str, Any],
-) -> Any:
+def send(sending: Sending) -> Any:
     """Merge a call into its burst, or begin one; see `LockedTask.apply_async`. A call for whose
-    result somebody else waits is sent at once, with `publish` at the end of the way."""
+    result somebody else waits is sent at once."""
+    task, declared, _, args, kwargs, options = sending
     pause = declared.options.debounce
     is_alone = not pause or declared.rule.off or dedup.is_awaited(options) or not enabled(task.app)
     if is_alone or task.app.conf.task_always_eager:
-        return dedup.send(task, declared, publish, args, kwargs, options)
+        return dedup.send(sending)
     if options.get("countdown") or options.get("eta"):
         raise LockConfigError(
             f"a call of {task.name}: lock_debounce={pause:g} says when it is sent, so it can have "
@@ -68,32 +63,26 @@ def send(
         )
     names = declared.names_of_call(task, args, kwargs)
     try:
-        return _merge(task, declared, names, publish, (args or (), kwargs or {}), options)
+        return _merge(sending._replace(args=args or (), kwargs=kwargs or {}), names)
     except LockUnavailable as error:
         if declared.options.on_unavailable == "raise":
             raise
         logger.error("%s is sent without lock_debounce: %s", task.name, error)
-        return dedup.send(task, declared, publish, args, kwargs, options)
+        return dedup.send(sending)
 
 
-def _merge(
-    task: Any,
-    declared: Declaration,
-    names: tuple[str, ...],
-    publish: Callable[..., Any],
-    given: Arguments,
-    options: dict[str, Any],
-) -> Any:
-    engine, own, app = engine_of(declared.app), declared.options, task.app
+def _merge(sending: Sending, names: tuple[str, ...]) -> Any:
+    task, own = sending.task, sending.declared.options
+    engine, app = engine_of(sending.declared.app), task.app
     name, reduce = DEBOUNCE + "\t".join((task.name, *names)), own.debounce_reduce
     burst: Burst | Any = engine.backend.burst(name, reduce is not None)
     while True:
         task_id = uuid() if burst is None else burst.task_id
-        args, kwargs = given
+        merged = sending._replace(options={**sending.options, "task_id": task_id})
         if reduce is not None and burst is not None:
-            args, kwargs = _reduced(task, declared, names, burst, given, options)
-        its_own = {**options, "task_id": task_id}
-        text, result = _message(task, publish, args, kwargs, its_own, names[0])
+            args, kwargs = _reduced(sending, names, burst)
+            merged = merged._replace(args=args, kwargs=kwargs)
+        text, result = _message(merged, names[0])
         call = Debounce(
             ids.new_id(),
             burst,
@@ -174,16 +163,10 @@ class _Keeper:
         return None
 
 
-def _message(
-    task: Any,
-    publish: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    options: dict[str, Any],
-    lock: str,
-) -> tuple[str, Any]:
+def _message(sending: Sending, lock: str) -> tuple[str, Any]:
     """The message of a call as text (see `parked_text`), and its AsyncResult. `lock`: its lock's
     name."""
+    task, _, publish, args, kwargs, options = sending
     given, connection = options.get("producer"), options.get("connection")
     if connection is not None:  # as Celery does, which would put its producer in the place of ours
         given = task.app.amqp.Producer(connection, auto_declare=False)
@@ -213,14 +196,7 @@ def _message(
 # --- the arguments of several calls ---------------------------------------------------------------
 
 
-def _reduced(
-    task: Any,
-    declared: Declaration,
-    names: tuple[str, ...],
-    burst: Burst,
-    given: Arguments,
-    options: Mapping[str, Any],
-) -> Arguments:
+def _reduced(sending: Sending, names: tuple[str, ...], burst: Burst) -> Arguments:
     """What `lock_debounce_reduce` makes of the arguments of the burst and of this call, both as a
     worker would receive them.
 
@@ -228,12 +204,13 @@ def _reduced(
         LockConfigError: it failed, or returned what the task cannot be called with, or what another
             lock belongs to.
     """
+    task, declared = sending.task, sending.declared
     reduce = declared.options.debounce_reduce
     assert reduce is not None, "see `_merge`"
     body = message_in(task.app, burst.message).decode()
     before = (body["args"], body["kwargs"]) if isinstance(body, Mapping) else body[:2]
     try:
-        earlier, later = bind(task, *before), bind(task, *_as_received(task, given, options))
+        earlier, later = bind(task, *before), bind(task, *_as_received(sending))
     except Misfit as error:
         raise LockConfigError(
             f"a call that waits for lock_debounce: {error} Was the task changed since it was "
@@ -258,7 +235,7 @@ def _reduced(
     if not same:
         locks = ", ".join(map(repr, names))
         raise LockConfigError(f"{where} returned the arguments of another lock than {locks}")
-    return _as_given(made, len(given[0]))
+    return _as_given(made, len(sending.args))
 
 
 def _as_given(made: inspect.BoundArguments, count: int) -> Arguments:
@@ -274,9 +251,10 @@ def _as_given(made: inspect.BoundArguments, count: int) -> Arguments:
     return args[: len(args) - len(named)], {**by_name, **kwargs}
 
 
-def _as_received(task: Any, given: Arguments, options: Mapping[str, Any]) -> Arguments:
-    serializer = options.get("serializer") or task.serializer or task.app.conf.task_serializer
-    sent = dumped(task, *given, serializer)
+def _as_received(sending: Sending) -> Arguments:
+    task, given = sending.task, sending.options.get("serializer")
+    serializer = given or task.serializer or task.app.conf.task_serializer
+    sent = dumped(task, sending.args, sending.kwargs, serializer)
     kind, encoding, written = serialization.dumps(sent, serializer=serializer)
     args, kwargs = serialization.loads(written, kind, encoding, accept={kind})
     return args, kwargs

@@ -157,9 +157,8 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         if declared.options.order is not None and not declared.rule.off:
             publish = sender = order.Sender(self, declared, publish)
             mark = sender.mark
-        if declared.options.debounce:
-            return debounce.send(self, declared, publish, args, kwargs, options)
-        return dedup.send(self, declared, publish, args, kwargs, options, mark)
+        sending = dedup.Sending(self, declared, publish, args, kwargs, options)
+        return debounce.send(sending) if declared.options.debounce else dedup.send(sending, mark)
 
     def apply(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
         """Run the task here and now, under its lock, as Celery's `apply`.

@@ -44,6 +44,22 @@ _AWAITED = (
 Mark = Callable[[Any, Any, dict[str, Any], str, Claim], Conflict | None]
 
 
+class Sending(NamedTuple):
+    """A call that `LockedTask.apply_async` is to send.
+
+    Attributes:
+        declared: for this call.
+        publish: sends it, with arguments and options.
+    """
+
+    task: Any
+    declared: Declaration
+    publish: Callable[..., Any]
+    args: Any
+    kwargs: Any
+    options: dict[str, Any]
+
+
 class Call(NamedTuple):
     """A call that may be a duplicate: its locks, and its marker."""
 
@@ -62,22 +78,14 @@ class Call(NamedTuple):
 # --- LockedTask.apply_async -----------------------------------------------------------------------
 
 
-def send(
-    task: Any,
-    declared: Declaration,
-    publish: Callable[..., Any],
-    args: Sequence[Any] | None,
-    kwargs: Mapping[str, Any] | None,
-    options: dict[str, Any],
-    mark: Mark | None = None,
-) -> Any:
-    """Send a task with `publish`, unless its call is a duplicate; see `LockedTask.apply_async`.
+def send(sending: Sending, mark: Mark | None = None) -> Any:
+    """Send a call, unless it is a duplicate; see `LockedTask.apply_async`.
 
     Args:
-        declared: for this call.
         mark: acquires the marker of a call that is to be sent with these arguments and options, as
             this execution, where more than that is to be done in the same step.
     """
+    task, declared, publish, args, kwargs, options = sending
     mode = declared.options.dedup
     if mode is None or declared.rule.off or task.app.conf.task_always_eager:
         return publish(args, kwargs, **options)
