@@ -19,25 +19,6 @@ from celery.utils.dispatch import Signal
 from .engine import events
 from .engine.events import NO_TASK, LockEvent
 
-__all__ = [
-    "lock_acquired",
-    "lock_conflict",
-    "lock_dropped",
-    "lock_duplicate",
-    "lock_forced",
-    "lock_lost",
-    "lock_parked",
-    "lock_passed",
-    "lock_reclaimed",
-    "lock_reentered",
-    "lock_released",
-    "lock_resumed",
-    "lock_unavailable",
-    "lock_unprotected",
-    "lock_unrenewed",
-    "lock_waiting",
-]
-
 _ARGUMENTS = {*LockEvent._fields, "task_id", "task_name"} - {"kind", "work"}
 
 # The signal of each kind of engine event.

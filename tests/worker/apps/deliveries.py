@@ -52,6 +52,6 @@ for each in (
     celery_signals.task_revoked,
     celery_signals.task_rejected,
     celery_signals.task_postrun,
-    *(getattr(signals, name) for name in signals.__all__),
+    *(each for name, each in vars(signals).items() if name.startswith("lock_")),
 ):
     _watch(each)
