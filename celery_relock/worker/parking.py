@@ -260,20 +260,8 @@ def parked_text(
     not_again = _WRITTEN_ANEW + _FOR_ONE
     properties = {k: v for k, v in raw.properties.items() if k not in not_again}
     body, binary = _as_text(raw.body, raw.content_encoding)
-    content = {
-        "v": 1,
-        "home": home(app, raw.queue),
-        "body": body,
-        "binary": binary,
-        "type": raw.content_type,
-        "encoding": raw.content_encoding,
-        "headers": headers,
-        "properties": properties,
-        "exchange": raw.exchange,
-        "routing_key": raw.routing_key,
-        "queue": raw.queue,
-        "exchange_type": raw.exchange_type,
-    }
+    told = {"body": body, "binary": binary, "headers": headers, "properties": properties}
+    content = {"home": home(app, raw.queue), **raw._asdict(), **told}
     try:
         text: str = json.dumps(content, ensure_ascii=False)
         fits = largest is None or len(text.encode()) <= largest
@@ -305,8 +293,8 @@ def message_in(app: Celery, text: str) -> Any:
     body = _from_text(found["body"], found["binary"])
     return Received(
         body=body,
-        content_type=found["type"],
-        content_encoding=found["encoding"],
+        content_type=found["content_type"],
+        content_encoding=found["content_encoding"],
         headers={**found["headers"], "compression": None},  # kombu decompressed it
         properties=found["properties"],
         delivery_info={"exchange": found["exchange"], "routing_key": found["routing_key"]},
@@ -398,8 +386,8 @@ def _publish(app: Celery, found: dict[str, Any], queue: str | None, delay: float
             exchange=exchange,
             routing_key=routing_key,
             declare=declare,
-            content_type=found["type"],
-            content_encoding=found["encoding"],
+            content_type=found["content_type"],
+            content_encoding=found["content_encoding"],
             headers=headers,
             priority=properties.get("priority"),  # None too: the default is 0
             delivery_mode=properties.get("delivery_mode"),
@@ -417,7 +405,7 @@ def _delayed(app: Celery, found: dict[str, Any], body: bytes, delay: float) -> b
         found["headers"]["eta"] = eta
         return body
     # Protocol 1 has it in the body.
-    kind, encoding = found["type"], found["encoding"]
+    kind, encoding = found["content_type"], found["content_encoding"]
     accepted = serialization.prepare_accept_content(app.conf.accept_content)
     content = {**serialization.loads(body, kind, encoding, accept=accepted), "eta": eta}
     name = serialization.registry.type_to_name.get(kind, kind)
