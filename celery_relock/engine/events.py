@@ -8,7 +8,8 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -111,6 +112,17 @@ def is_thrown_in(error: BaseException) -> bool:
     """Whether an exception arrived from outside (`let_through`), or ends the process or
     greenlet."""
     return isinstance(error, _thrown_in) or not isinstance(error, Exception)
+
+
+@contextmanager
+def only_logged(text: str, *args: object) -> Iterator[None]:
+    """What fails in the block is logged, with its traceback. What arrives from outside passes."""
+    try:
+        yield
+    except Exception as error:
+        if is_thrown_in(error):
+            raise
+        logger.warning(text, *args, exc_info=True)
 
 
 def wanted(kind: str) -> bool:

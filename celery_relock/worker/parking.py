@@ -510,18 +510,13 @@ def _homes_of(app: Celery) -> dict[str, str]:
 def send_again(task: Any, message: Any, pause: float) -> bool:
     """Send a message again, to come back after a pause in seconds. False if that failed, which is
     logged."""
-    try:
+    with events.only_logged("%s was not sent again, it stays in its slot", task.name):
         was, again = _carried(task, message), header_of(message).again().content()
         text = was and parked_text(task.app, was, again, largest=None)
-        if text is None:
-            return False
-        publish(task.app, text, delay=pause)
-    except Exception as error:
-        if events.is_thrown_in(error):
-            raise
-        logger.warning("%s was not sent again, it stays in its slot", task.name, exc_info=True)
-        return False
-    return True
+        if text is not None:
+            publish(task.app, text, delay=pause)
+            return True
+    return False
 
 
 def park_request(task: Any, message: Any, header: Header, **bounds: Any) -> ParkRequest | None:

@@ -104,13 +104,9 @@ def show_revoked(task: Any, task_id: str, reason: str, message: Any = None) -> N
         task.backend.mark_as_revoked(task_id, reason, request=message)
         return True
 
-    try:
+    with events.only_logged("Cannot store the state REVOKED of %s", task_id):
         if asked_anywhere(store):
             worker_events.show(task, task_id, REVOKED)
-    except Exception as error:
-        if events.is_thrown_in(error):
-            raise
-        logger.warning("Cannot store the state REVOKED of %s", task_id, exc_info=True)
 
 
 def asked_anywhere(ask: Callable[[], T]) -> T:
@@ -232,14 +228,10 @@ def show_blocked(task: Any, message: Any, conflict: LockConflict, answer: Any) -
 def _store(task: Any, message: Any, state: str, meta: dict[str, Any]) -> None:
     if ignores_result(task, message):
         return
-    try:
+    with events.only_logged("Cannot store the state %s of %s", state, message.id):
         if _is_aborted(task, message.id):
             return  # by this state its body finds out
         task.backend.store_result(message.id, meta, state, request=message)
-    except Exception as error:
-        if events.is_thrown_in(error):
-            raise
-        logger.warning("Cannot store the state %s of %s", state, message.id, exc_info=True)
 
 
 def _is_aborted(task: Any, task_id: str) -> bool:
