@@ -359,7 +359,8 @@ def _locked(body: Any) -> Callable[..., Any]:
         call = body.__get__(self, type(self)) if hasattr(body, "__get__") else body
         from .worker import execution  # who only sends never loads it
 
-        return execution.run(self, declaration(type(self)), run, call, args, kwargs)
+        own = declaration(type(self))
+        return execution.run(execution.BodyCall(self, own, run, call, args, kwargs))
 
     if isinstance(body, staticmethod):
         # What shows its signature drops the first parameter, as of any method.

@@ -90,7 +90,7 @@ def _prepare(task: Any) -> None:
         known = if_any(task.request_stack.top)
         if known is not None and known.begun and known.aside is None:
             return body(*args, **kwargs)  # a call from inside of the body: a function's
-        return execution.run(task, declared, run, body, args, kwargs)
+        return execution.run(execution.BodyCall(task, declared, run, body, args, kwargs))
 
     @wraps(replace)
     def replaced(sig: Any) -> Any:

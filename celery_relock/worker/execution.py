@@ -23,7 +23,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import AsyncGeneratorType, CoroutineType
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery.signals import task_failure, task_postrun, task_retry
 from celery.states import SUCCESS
@@ -75,32 +75,37 @@ def current(task: Any) -> Hold | None:
     return None
 
 
-def run(
-    task: Any,
-    declared: Declaration,
-    by: Callable[..., Any],
-    body: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
-    """Call a task's body under its locks.
+class BodyCall(NamedTuple):
+    """A call of a task's body.
 
-    Args:
+    Attributes:
         declared: by the task; of one that is no `LockedTask`, that it has no lock.
         by: the `run` that was called. A body that calls the one of its base class
             (`super().run()`) comes by another one.
         body: the task's own code.
     """
+
+    task: Any
+    declared: Declaration
+    by: Callable[..., Any]
+    body: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def run(call: BodyCall) -> Any:
+    """Call a task's body under its locks."""
+    task = call.task
     request, execution = getattr(task.request_stack, "top", None), None  # no app: no stack
     if (delivery := getattr(request, DELIVERY, None)) and delivery.aside:
         company.keep_aside(task)
     try:
         outer = inside.get()
-        if outer and outer[-1].covers(task, by, args, kwargs):
-            return body(*args, **kwargs)
-        execution = Execution(task, declared, by, body, args, kwargs)
+        if outer and outer[-1].covers(call):
+            return call.body(*call.args, **call.kwargs)
+        execution = Execution(call)
         header = execution.begin()
-        if header is not None and (header.workflow_locks or declared.begins_workflows):
+        if header is not None and (header.workflow_locks or call.declared.begins_workflows):
             result = steps.around(task, execution.message, execution.run_named)
         else:
             result = execution.run_named()
@@ -132,22 +137,9 @@ class Execution:
         make_hold: makes what `self.lock` shows; None before there is a hold.
     """
 
-    def __init__(
-        self,
-        task: Any,
-        declared: Declaration,
-        by: Callable[..., Any],
-        body: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> None:
-        self.declared = declared
-        self.task = task
-        self.by = by
-        self.body = body
-        self.args = args
-        self.kwargs = kwargs
-        self.request = request = begin_call(task)
+    def __init__(self, call: BodyCall) -> None:
+        self.task, self.declared, self.by, self.body, self.args, self.kwargs = call
+        self.request = request = begin_call(self.task)
         self.message = None if request is None or request.is_eager else request
         self.header: Header | None = None
         self.names: tuple[str, ...] = ()
@@ -180,15 +172,13 @@ class Execution:
             raise Late("is the copy of another worker")
         return header
 
-    def covers(
-        self, task: Any, by: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> bool:
+    def covers(self, call: BodyCall) -> bool:
         """Whether its body calls that of a base class, for which it has the locks. Arguments that
         do not fit the task, but that body alone, name no locks."""
-        if task is not self.task or by is self.by:
+        if call.task is not self.task or call.by is self.by:
             return False
         try:
-            names = self.declared.names(bind(task, args, kwargs))
+            names = self.declared.names(bind(call.task, call.args, call.kwargs))
         except Misfit:
             return True
         return {*names} <= {*self.names}
