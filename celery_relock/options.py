@@ -38,37 +38,33 @@ def _either(*checks: Check) -> Check:
     return check
 
 
-def _word(*words: str) -> Check:
-    def check(value: Any) -> str:
-        if not isinstance(value, str) or value not in words:
+def _that(fits: Callable[[Any], bool]) -> Check:
+    """A value that fits, as it is."""
+
+    def check(value: Any) -> Any:
+        if not fits(value):
             raise ValueError(value)
         return value
 
     return check
 
 
-def _none(value: Any) -> None:
-    if value is not None:
-        raise ValueError(value)
+def _word(*words: str) -> Check:
+    return _that(lambda value: isinstance(value, str) and value in words)
+
+
+_none = _that(lambda value: value is None)
+_flag = _that(lambda value: isinstance(value, bool))
+# A function of the arguments that it names: `naming.callables.by_name` checks them.
+_callable = _that(lambda value: callable(value) and not iscoroutinefunction(value))
+# A whole number from 1, not a bool.
+_count = _that(lambda value: isinstance(value, int) and value >= 1 and value is not True)
 
 
 def _off(value: Any) -> None:
     """None, or False, which turns the option off for a single call."""
     if value is not None and value is not False:
         raise ValueError(value)
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(value)
-    return value
-
-
-def _callable(value: Any) -> Any:
-    """A function of the arguments that it names: `naming.callables.by_name` checks them."""
-    if not callable(value) or iscoroutinefunction(value):
-        raise ValueError(value)
-    return value
 
 
 def _function(*arguments: str) -> Check:
@@ -87,13 +83,6 @@ def _function(*arguments: str) -> Check:
         return value
 
     return check
-
-
-def _count(value: Any) -> int:
-    """A whole number from 1, not a bool."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(value)
-    return value
 
 
 def _seconds(least: float, *, above: bool = False) -> Check:
