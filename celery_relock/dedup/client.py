@@ -61,13 +61,16 @@ class Sending(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A call that may be a duplicate: its locks, and its marker."""
+    """A call that may be a duplicate: its locks, its marker, and the ids of its first message, ""
+    where it is only asked about."""
 
     task: Any
     engine: Engine
     options: LockOptions
     names: tuple[str, ...]
     marker: Marker
+    task_id: str = ""
+    execution_id: str = ""
 
     @property
     def lines(self) -> list[str]:
@@ -95,11 +98,11 @@ def send(sending: Sending, mark: Mark | None = None) -> Any:
         options[SAYS] = {DEDUP: ["", marker.OWN]}
         return publish(args, kwargs, **options)
     call = call_of(task, declared, args, kwargs)
+    call = call._replace(task_id=task_id, execution_id=ids.new_id())
     keep = mode if call.marker.until == marker.TIME else marker.counts_for(task, options)
-    execution_id = ids.new_id()
-    acquire = None if mark is None else partial(mark, args, kwargs, options, execution_id)
+    acquire = None if mark is None else partial(mark, args, kwargs, options, call.execution_id)
     do_send = partial(publish, args, kwargs, **options)
-    return _send_once(call, keep, do_send, task_id, execution_id, acquire)
+    return _send_once(call, keep, do_send, acquire)
 
 
 def is_awaited(options: Mapping[str, Any]) -> bool:
@@ -115,26 +118,22 @@ def call_of(task: Any, declared: Declaration, args: Any, kwargs: Any) -> Call:
 
 
 def _send_once(
-    call: Call,
-    keep: float,
-    publish: Callable[..., Any],
-    task_id: str,
-    execution_id: str,
-    acquire: marker.Acquire | None,
+    call: Call, keep: float, publish: Callable[..., Any], acquire: marker.Acquire | None
 ) -> Any:
+    execution_id = call.execution_id
     try:
-        there = claim(call, execution_id, task_id, min(keep, marker.SENDING), acquire)
+        there = claim(call, min(keep, marker.SENDING), acquire)
     except LockUnavailable as error:
         if call.options.on_unavailable == "raise":
             # If only the answer is lost, the call is marked all the same.
-            _drop_later(call, execution_id)
+            _drop_later(call)
             raise
         logger.error("%s is sent without looking for duplicates: %s", call.task.name, error)
         return publish()
     if there is not None:
         if there.repeated and call.lines:  # it may still get a place
             call.engine.later.add(partial(end_unexecuted, call.engine, call.lines, execution_id))
-        return _answer(call, there, task_id)
+        return _answer(call, there)
     try:
         says = {DEDUP: list(call.marker), "execution_id": execution_id}
         sent = publish(**{SAYS: says})
@@ -142,50 +141,44 @@ def _send_once(
         with suppress(RelockError):
             marker.drop(call.engine, call.marker.name, execution_id)
         raise
-    _lasts_in_the_queue(call, execution_id, task_id, keep)
+    _lasts_in_the_queue(call, keep)
     return sent
 
 
-def _lasts_in_the_queue(call: Call, execution_id: str, task_id: str, keep: float) -> None:
+def _lasts_in_the_queue(call: Call, keep: float) -> None:
     """The message is out: from now on the marker lasts for as long as the message may."""
     if keep <= marker.SENDING:
         return
     try:
-        marker.extend(call.engine, call.marker.name, execution_id, keep)
+        marker.extend(call.engine, call.marker.name, call.execution_id, keep)
     except RelockError as error:
         logger.warning(
             "%s[%s] is queued, but its dedup marker ends after %.0f s: %s",
-            *(call.task.name, task_id, marker.SENDING, error),
+            *(call.task.name, call.task_id, marker.SENDING, error),
         )
 
 
-def _answer(call: Call, there: Found, task_id: str) -> Any:
+def _answer(call: Call, there: Found) -> Any:
     """What the caller gets for a duplicate."""
-    tell(call, there, task_id)
+    tell(call, there)
     policy = call.options.on_duplicate
     if policy == "raise":
         raise error_for(call, there)
     if policy == "drop":
-        return EagerResult(task_id, dropped(call, there).result, states.SUCCESS)
+        return EagerResult(call.task_id, dropped(call, there).result, states.SUCCESS)
     return call.task.AsyncResult(there.task_id)
 
 
 # --- the marker of a call, also for worker.py -----------------------------------------------------
 
 
-def claim(
-    call: Call,
-    execution_id: str,
-    task_id: str,
-    keep: float,
-    acquire: marker.Acquire | None = None,
-) -> Found | None:
+def claim(call: Call, keep: float, acquire: marker.Acquire | None = None) -> Found | None:
     """Get the marker for a call, by the backend or by what does more in the same step. Returns
     whose it is if this one is a duplicate. Raises LockUnavailable."""
     acquire = acquire or call.engine.backend.acquire
     tried, repeated = "", False
     while True:
-        there = marker.put(acquire, call.marker, execution_id, task_id, keep)
+        there = marker.put(acquire, call.marker, call.execution_id, call.task_id, keep)
         if there is None:
             return None
         repeated = repeated or there.repeated
@@ -193,10 +186,10 @@ def claim(
         if there.execution_id == tried:
             break
         tried = there.execution_id
-        is_own = there.task_id == task_id  # its sender has not heard that it got it
+        is_own = there.task_id == call.task_id  # its sender has not heard that it got it
         if call.options.on_duplicate == "replace" and not is_own:
             if marker.take_away(call.engine, call.marker, there):
-                _revoke(call, there, task_id)
+                _revoke(call, there)
         elif is_own:
             marker.drop(call.engine, call.marker.name, there.execution_id)
         elif is_over(call, there):
@@ -204,13 +197,13 @@ def claim(
         else:
             break
     if repeated:
-        _drop_later(call, execution_id)
+        _drop_later(call)
     return there._replace(repeated=repeated)
 
 
-def _drop_later(call: Call, execution_id: str) -> None:
+def _drop_later(call: Call) -> None:
     """The call is not sent, and may be marked all the same, now or by a copy of the command."""
-    engine, name = call.engine, call.marker.name
+    engine, name, execution_id = call.engine, call.marker.name, call.execution_id
     kept = kept_for(engine.backend, marker.hold_id(execution_id), name)
     engine.later.add(partial(marker.drop, engine, name, execution_id, ended=True), kept)
 
@@ -234,18 +227,18 @@ def is_over(call: Call, there: Found) -> bool:
     return found is not None and found["status"] in final
 
 
-def _revoke(call: Call, old: Found, task_id: str) -> None:
+def _revoke(call: Call, old: Found) -> None:
     """The message of a call that was replaced stays where it is, and comes to nothing there."""
     engine = call.engine
     remember = max(old.remaining, engine.remember)
     end_unexecuted(engine, [*call.names, *call.lines], old.execution_id, remember)
-    show_revoked(call.task, old.task_id, f"replaced by {task_id}")
+    show_revoked(call.task, old.task_id, f"replaced by {call.task_id}")
 
 
-def tell(call: Call, there: Found, task_id: str) -> None:
+def tell(call: Call, there: Found) -> None:
     """A call is swallowed: a line in the log, the signal `lock_duplicate`, the event
     `lock-duplicate`."""
-    names = lock_names(call.marker.name)
+    names, task_id = lock_names(call.marker.name), call.task_id
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(there.since))
     facts = {"duplicate_of": there.task_id, "since": there.since}
     logger.info(

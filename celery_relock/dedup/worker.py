@@ -69,17 +69,19 @@ def around(execution: Execution, locked: Callable[[Body], Any]) -> Any:
 
 def _call(execution: Execution) -> Call:
     task, declared, names = execution.task, execution.declared, execution.names
-    told = header_of(execution.message).dedup
+    message: Any = execution.message
+    header = header_of(message)
+    told, own = header.dedup, (message.id, header.first_execution_id)
     if told is not None and told[0]:
         # As it was sent: the task's options, and so its lock names, may be others here.
         made = Marker(*told)
     else:
         made = Marker.of(task.name, names, declared.options.dedup)
-    return Call(task, engine_of(declared.app), declared.options, names, made)
+    return Call(task, engine_of(declared.app), declared.options, names, made, *own)
 
 
 def _swallow(call: Call, message: Any, there: Found) -> Any:
-    client.tell(call, there, message.id)
+    client.tell(call, there)
     if call.options.on_duplicate == "raise":
         raise client.error_for(call, there)
     return end_dropped(call.task, message, client.dropped(call, there))
@@ -95,12 +97,11 @@ class _HeldMarker(HeldBeside):
         self.call = call
         self.to_retry = [*call.marker]
         self.replaced = False
-        self.execution_id = header_of(message).first_execution_id
         told, mine = header_of(message).dedup, call.marker
         if message.retries or (told is not None and not told[0]):
             mine = mine._replace(until=marker.OWN)
         self.lease = marker.lease_of(
-            call.engine, mine, self.execution_id, message.id, call.options.ttl
+            call.engine, mine, call.execution_id, message.id, call.options.ttl
         )
 
     @property
@@ -128,11 +129,12 @@ class _HeldMarker(HeldBeside):
         by_name = _is_called_by_name(self.message)
         try:
             if self.call.marker.until == marker.TIME:
-                return self._claim(float(self.call.options.dedup or 0)) if by_name else None
+                keep = float(self.call.options.dedup or 0)
+                return client.claim(self.call, keep) if by_name else None
             if self._acquire() is None or not by_name:
                 return None
             # As if it had been sent just now: perhaps the other one is over, or to be replaced.
-            there = self._claim(QUEUED)
+            there = client.claim(self.call, QUEUED)
             return self._acquire() if there is None else there
         except LockUnavailable as error:
             logger.debug("%s begins without its dedup marker: %s", self.call.task.name, error)
@@ -147,9 +149,6 @@ class _HeldMarker(HeldBeside):
         # What is stored of a call can be missing, or still be unseen: its caller's transaction.
         taken = isinstance(answer, Ended) and (answer.replaced or self.held)
         self.replaced = self.replaced or taken
-
-    def _claim(self, keep: float) -> Found | None:
-        return client.claim(self.call, self.execution_id, self.message.id, keep)
 
     def begin(self) -> None:
         """The execution has its locks, and its body comes next."""
@@ -194,7 +193,7 @@ class _HeldMarker(HeldBeside):
         if self.lease.may_hold:
             engine.release(self.lease, ended=True)
         if before not in _HAD:
-            marker.drop(engine, self.call.marker.name, self.execution_id, ended=True)
+            marker.drop(engine, self.call.marker.name, self.call.execution_id, ended=True)
 
     def _was_replaced(self) -> bool:
         if self.held and not self.replaced:
@@ -205,7 +204,7 @@ class _HeldMarker(HeldBeside):
         return self.replaced
 
     def _hold(self) -> HoldInfo | None:
-        return marker.hold_of(self.call.engine, self.call.marker.name, self.execution_id)
+        return marker.hold_of(self.call.engine, self.call.marker.name, self.call.execution_id)
 
     def _ask(self, seconds: float) -> None:
         """Hear whether it was replaced; if not, it has the marker for so many seconds more."""
