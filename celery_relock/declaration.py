@@ -138,7 +138,7 @@ def engine_of(app: Any) -> Engine:
             engine = engines.engine_for(
                 place.url, place.namespace, place.ssl, place.transport, place.replicas
             )
-            engine.keep(place.remember, place.most_parked)
+            engine.configure(place.remember, place.most_parked)
         with _guard.lock:  # another app may come to the same engine in another thread
             outbox = engine.parking.sender
             if not isinstance(outbox, Outbox):

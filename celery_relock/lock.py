@@ -218,7 +218,7 @@ class Lock(NamedLock["Client"]):
             reentrancy.pop(lease)
             with suppress(RelockError):
                 # A frozen server may still execute an acquire that was not answered.
-                self._engine.later.make(partial(self._engine.release, lease))
+                self._engine.later.try_now(partial(self._engine.release, lease))
             raise
         self._tell_conflict(lease, answer, wait)
         self._engine.release(lease)

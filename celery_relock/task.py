@@ -155,8 +155,8 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         publish: Callable[..., Any] = super().apply_async
         mark = None
         if declared.options.order is not None and not declared.rule.off:
-            publish = sender = order.Sender(self, declared, publish)
-            mark = sender.mark
+            publish = placer = order.Placer(self, declared, publish)
+            mark = placer.mark
         sending = dedup.Sending(self, declared, publish, args, kwargs, options)
         return debounce.send(sending) if declared.options.debounce else dedup.send(sending, mark)
 

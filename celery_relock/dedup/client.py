@@ -60,7 +60,7 @@ class Sending(NamedTuple):
     options: dict[str, Any]
 
 
-class Call(NamedTuple):
+class MarkedCall(NamedTuple):
     """A call that may be a duplicate: its locks, its marker, and the ids of its first message, ""
     where it is only asked about."""
 
@@ -110,15 +110,15 @@ def is_awaited(options: Mapping[str, Any]) -> bool:
     return any(options.get(name) for name in _AWAITED)
 
 
-def call_of(task: Any, declared: Declaration, args: Any, kwargs: Any) -> Call:
+def call_of(task: Any, declared: Declaration, args: Any, kwargs: Any) -> MarkedCall:
     """The call with its marker. Raises as `names_of_call`."""
     names = declared.names_of_call(task, args, kwargs)
     made = Marker.of(task.name, names, declared.options.dedup)
-    return Call(task, engine_of(declared.app), declared.options, names, made)
+    return MarkedCall(task, engine_of(declared.app), declared.options, names, made)
 
 
 def _send_once(
-    call: Call, keep: float, publish: Callable[..., Any], acquire: marker.Acquire | None
+    call: MarkedCall, keep: float, publish: Callable[..., Any], acquire: marker.Acquire | None
 ) -> Any:
     execution_id = call.execution_id
     try:
@@ -145,7 +145,7 @@ def _send_once(
     return sent
 
 
-def _lasts_in_the_queue(call: Call, keep: float) -> None:
+def _lasts_in_the_queue(call: MarkedCall, keep: float) -> None:
     """The message is out: from now on the marker lasts for as long as the message may."""
     if keep <= marker.SENDING:
         return
@@ -158,7 +158,7 @@ def _lasts_in_the_queue(call: Call, keep: float) -> None:
         )
 
 
-def _answer(call: Call, there: Found) -> Any:
+def _answer(call: MarkedCall, there: Found) -> Any:
     """What the caller gets for a duplicate."""
     tell(call, there)
     policy = call.options.on_duplicate
@@ -172,7 +172,7 @@ def _answer(call: Call, there: Found) -> Any:
 # --- the marker of a call, also for worker.py -----------------------------------------------------
 
 
-def claim(call: Call, keep: float, acquire: marker.Acquire | None = None) -> Found | None:
+def claim(call: MarkedCall, keep: float, acquire: marker.Acquire | None = None) -> Found | None:
     """Get the marker for a call, by the backend or by what does more in the same step. Returns
     whose it is if this one is a duplicate. Raises LockUnavailable."""
     acquire = acquire or call.engine.backend.acquire
@@ -201,14 +201,14 @@ def claim(call: Call, keep: float, acquire: marker.Acquire | None = None) -> Fou
     return there._replace(repeated=repeated)
 
 
-def _drop_later(call: Call) -> None:
+def _drop_later(call: MarkedCall) -> None:
     """The call is not sent, and may be marked all the same, now or by a copy of the command."""
     engine, name, execution_id = call.engine, call.marker.name, call.execution_id
     kept = kept_for(engine.backend, marker.hold_id(execution_id), name)
     engine.later.add(partial(marker.drop, engine, name, execution_id, ended=True), kept)
 
 
-def _free(call: Call, there: Found) -> None:
+def _free(call: MarkedCall, there: Found) -> None:
     """Free the marker of a call that is over: its message went to a worker that has other locks, or
     none. Or its process was killed, and the marker would be freed in a moment."""
     engine, name = call.engine, call.marker.name
@@ -217,7 +217,7 @@ def _free(call: Call, there: Found) -> None:
         marker.drop_begun(engine, name, there)
 
 
-def is_over(call: Call, there: Found) -> bool:
+def is_over(call: MarkedCall, there: Found) -> bool:
     """Whether a call that has a marker has reached a final state all the same. Of one that has
     begun, SUCCESS can be that of an earlier message with its id."""
     final = states.PROPAGATE_STATES if there.begun else states.READY_STATES
@@ -227,7 +227,7 @@ def is_over(call: Call, there: Found) -> bool:
     return found is not None and found["status"] in final
 
 
-def _revoke(call: Call, old: Found) -> None:
+def _revoke(call: MarkedCall, old: Found) -> None:
     """The message of a call that was replaced stays where it is, and comes to nothing there."""
     engine = call.engine
     remember = max(old.remaining, engine.remember)
@@ -235,7 +235,7 @@ def _revoke(call: Call, old: Found) -> None:
     show_revoked(call.task, old.task_id, f"replaced by {call.task_id}")
 
 
-def tell(call: Call, there: Found) -> None:
+def tell(call: MarkedCall, there: Found) -> None:
     """A call is swallowed: a line in the log, the signal `lock_duplicate`, the event
     `lock-duplicate`."""
     names, task_id = lock_names(call.marker.name), call.task_id
@@ -251,7 +251,7 @@ def tell(call: Call, there: Found) -> None:
     worker_events.send(call.task, task_id, "duplicate", {"locks": list(names), **facts})
 
 
-def error_for(call: Call, there: Found) -> DuplicateTask:
+def error_for(call: MarkedCall, there: Found) -> DuplicateTask:
     """What a duplicate gets with `lock_on_duplicate="raise"`."""
     name = ", ".join(lock_names(call.marker.name))
     return DuplicateTask(
@@ -264,7 +264,7 @@ def error_for(call: Call, there: Found) -> DuplicateTask:
     )
 
 
-def dropped(call: Call, there: Found) -> Dropped:
+def dropped(call: MarkedCall, there: Found) -> Dropped:
     """What a duplicate leaves behind instead of a result; `of` is the id of the other call."""
     made = Dropped(error_for(call, there))
     made.result["of"] = there.task_id
@@ -289,7 +289,7 @@ def unmark(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     return bool(call.engine.backend.force_release(call.marker.name))
 
 
-def _call_asked_about(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+def _call_asked_about(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> MarkedCall:
     declared = declaration(type(task))
     return call_of(task, declared.of_call({}, prefix_of(declared.prefix)), args, kwargs)
 

@@ -28,7 +28,7 @@ from ..worker.ending import end_unexecuted, is_requeued, withdraw_later
 from ..worker.message import QUEUED, header_of
 from ..worker.states import Late, SentAgain, Waits, end_dropped, show_revoked
 from . import client, marker
-from .client import Call
+from .client import MarkedCall
 from .marker import Found, Marker
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def around(execution: Execution, locked: Callable[[Body], Any]) -> Any:
     return held.around(run)
 
 
-def _call(execution: Execution) -> Call:
+def _call(execution: Execution) -> MarkedCall:
     task, declared, names = execution.task, execution.declared, execution.names
     message: Any = execution.message
     header = header_of(message)
@@ -77,10 +77,10 @@ def _call(execution: Execution) -> Call:
         made = Marker(*told)
     else:
         made = Marker.of(task.name, names, declared.options.dedup)
-    return Call(task, engine_of(declared.app), declared.options, names, made, *own)
+    return MarkedCall(task, engine_of(declared.app), declared.options, names, made, *own)
 
 
-def _swallow(call: Call, message: Any, there: Found) -> Any:
+def _swallow(call: MarkedCall, message: Any, there: Found) -> Any:
     client.tell(call, there)
     if call.options.on_duplicate == "raise":
         raise client.error_for(call, there)
@@ -92,7 +92,7 @@ class _HeldMarker(HeldBeside):
 
     field = client.DEDUP
 
-    def __init__(self, call: Call, message: Any) -> None:
+    def __init__(self, call: MarkedCall, message: Any) -> None:
         super().__init__(call.task, message)
         self.call = call
         self.to_retry = [*call.marker]

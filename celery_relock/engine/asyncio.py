@@ -80,7 +80,7 @@ class TaskLease(Lease):
         self.unwanted = True
         engine = self._engine
         with suppress(RuntimeError):  # no thread to spare: its lease ends it
-            engine.calls.submit(engine.later.make, partial(engine.release, self))
+            engine.calls.submit(engine.later.try_now, partial(engine.release, self))
 
     def tell_release(self, before: State, *, lost: bool, had: bool) -> bool:
         # Nobody was told that it was acquired.
@@ -119,7 +119,7 @@ class AsyncEngine:
             if lease.may_hold and not isinstance(error, GeneratorExit):  # as of a closed loop
                 # Later, if not now: a frozen server may still execute what was not answered.
                 release = partial(self._engine.release, lease)
-                await asyncio.wait([self._begin(self._engine.later.make, release)[1]])
+                await asyncio.wait([self._begin(self._engine.later.try_now, release)[1]])
             raise
 
     async def _acquire(self, lease: TaskLease, wait: float | None) -> Outcome:

@@ -79,7 +79,7 @@ class Engine:
         self.calls = platform.Pool(MOST_CALLS)
         self.outages: dict[object, tuple[float, str]] = {}
 
-    def keep(self, remember: float, most_parked: tuple[int, int]) -> None:
+    def configure(self, remember: float, most_parked: tuple[int, int]) -> None:
         """What an app asks for. Of several apps that share the engine the most counts."""
         if self._is_kept:
             remember = max(remember, self.remember)
@@ -221,7 +221,7 @@ class Engine:
             lease.tell("parked", f"{answer.rank} ahead")
             if lease.repeated:
                 # A copy of its command can come when the message has, and acquire for nobody.
-                self.later.make(partial(self._release, lease, "parked", REMEMBER_ATTEMPT))
+                self.later.try_now(partial(self._release, lease, "parked", REMEMBER_ATTEMPT))
         return answer
 
     def inspect(self, name: str, only: Sequence[str] = ()) -> LockState:

@@ -21,7 +21,7 @@ _REFUSED_AGAIN, _REFUSED_FOR = 2.0, 600.0
 
 
 @dataclass(slots=True, eq=False)
-class _Call:
+class _Owed:
     """`due`: not before, by the monotonic clock; `refused_since`: 0 if it was not refused yet."""
 
     call: Callable[[], object]
@@ -40,11 +40,11 @@ class Later:
 
     def _reset(self) -> None:
         # The parent's thread makes the calls that a forked child has copies of.
-        self._calls: list[_Call] = []
+        self._calls: list[_Owed] = []
         self._is_running = False
         self._guard = for_with(threading.Lock())
 
-    def make(self, call: Callable[[], object], entry: Entry | None = None) -> None:
+    def try_now(self, call: Callable[[], object], entry: Entry | None = None) -> None:
         """Make a call, or as soon as the backend can be asked; `entry` as for `add`."""
         try:
             call()
@@ -67,7 +67,7 @@ class Later:
             journal.note(_key(entry), entry)
         with self._guard:
             if len(self._calls) < _MOST:
-                self._calls.append(_Call(call, entry))
+                self._calls.append(_Owed(call, entry))
             else:
                 logger.warning("too much has failed without Redis: not all of it is made up for")
             if self._is_running:
@@ -96,7 +96,7 @@ class Later:
                     self._is_running = False
                     return
 
-    def _try(self, made: _Call) -> bool:
+    def _try(self, made: _Owed) -> bool:
         """Make a call. Returns whether it is to be made again."""
         now = time.monotonic()
         try:

@@ -31,7 +31,7 @@ _SHORTEST, _LONGEST = 0.2, 5.0
 # What is sent for a lease in this state.
 _VERBS = {State.HELD: "renew", State.WAITING: "heartbeat"}
 #: A verb and, of the leases that share one call, which backend and route.
-_Call: TypeAlias = tuple[str, int, object]
+_Batch: TypeAlias = tuple[str, int, object]
 _aside = SideThread()
 
 
@@ -47,7 +47,7 @@ class KeepAlive:
         self._running = False
         self._wake_at = 0.0
         self._used = False
-        self._outages: WeakKeyDictionary[Backend, dict[_Call, Outage]] = WeakKeyDictionary()
+        self._outages: WeakKeyDictionary[Backend, dict[_Batch, Outage]] = WeakKeyDictionary()
         self._starting = for_with(native_lock())
         self._bell = native_lock()
         self._bell.acquire()
@@ -148,7 +148,7 @@ class KeepAlive:
         self._tell_losses()
         due = self._due(now)
 
-        def turn(call: _Call) -> tuple[int, bool]:
+        def turn(call: _Batch) -> tuple[int, bool]:
             return self._outage(call, due[call]).failures, call[0] == "heartbeat"
 
         # Those that answer come first. After one that does not, they may be due again: with several
@@ -165,9 +165,9 @@ class KeepAlive:
         idle = now + LONG if used else math.inf
         return min((lease.next_look for lease in self.leases()), default=idle)
 
-    def _due(self, now: float) -> dict[_Call, list[Lease]]:
+    def _due(self, now: float) -> dict[_Batch, list[Lease]]:
         """The leases to renew now and the waiters that need a heartbeat, by call."""
-        calls: dict[_Call, list[Lease]] = {}
+        calls: dict[_Batch, list[Lease]] = {}
         for lease in self.leases():
             if now >= lease.listen_at and lease.open_inbox is not None:
                 lease.listen_at = math.inf
@@ -180,11 +180,11 @@ class KeepAlive:
                 calls.setdefault(call, []).append(lease)
         return calls
 
-    def _outage(self, call: _Call, leases: Sequence[Lease]) -> Outage:
+    def _outage(self, call: _Batch, leases: Sequence[Lease]) -> Outage:
         tries = self._outages.setdefault(leases[0].backend, {})
         return tries.setdefault(call, Outage("renewing leases", _aside))
 
-    def _make(self, call: _Call, leases: list[Lease]) -> bool:
+    def _make(self, call: _Batch, leases: list[Lease]) -> bool:
         """Make a call. False if nobody has answered."""
         verb, backend, outage = call[0], leases[0].backend, self._outage(call, leases)
         with outage:  # whatever it is, it is tried again until the deadline

@@ -31,7 +31,7 @@ from ..worker.message import QUEUED, SAYS, attempt_before, keep_for, moment, ret
 ORDER = "order"
 
 
-class Sender:
+class Placer:
     """Sends one call of a task with `publish`, in its place; see `LockedTask.apply_async`."""
 
     def __init__(self, task: Any, declared: Declaration, publish: Callable[..., Any]) -> None:
@@ -170,7 +170,7 @@ def _was_here(name: str, options: Mapping[str, Any]) -> bool:
 
 
 def on_publish(header: dict[str, Any], retried: Delivery | None) -> None:
-    """Write into our header of a new message what it says of its place, unless `Sender` has."""
+    """Write into our header of a new message what it says of its place, unless `Placer` has."""
     if ORDER in header:
         journal.remove(header["execution_id"])  # from now on nobody knows whether it is out
     elif retried is not None and ORDER in retried.to_retry:

@@ -50,7 +50,7 @@ class Delivery:
         retry: that was sent. One that no broker took was not.
         to_retry: fields of the header of a retry that is sent now: what goes on to it beside the
             locks (`beside`).
-        locks: what goes on to it of the locks (`retry.LeftToRetry`).
+        left_to_retry: what goes on to it of the locks (`retry.LeftToRetry`).
         holds: of the workflow locks (`workflow.steps.StepHold`), the outermost first.
         ended_for_good: called for a message whose execution has ended: True if it must not run
             again, whatever its stored state says. `dedup` sets it for a call that a later call may
@@ -65,7 +65,7 @@ class Delivery:
     stored_by: float = 0.0
     retry: Retried | None = None
     to_retry: dict[str, list[Any]] = field(default_factory=dict)
-    locks: Any = None
+    left_to_retry: Any = None
     holds: tuple[Any, ...] = ()
     ended_for_good: Callable[[], bool] | None = None
 

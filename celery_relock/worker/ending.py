@@ -149,7 +149,7 @@ def end_unexecuted(
         LockConfigError: from the backend.
     """
     kept, of = kept_for(engine.backend, execution_id, *names), (engine, names, execution_id)
-    engine.later.make(partial(_end_unexecuted, *of, remember, is_left), kept)
+    engine.later.try_now(partial(_end_unexecuted, *of, remember, is_left), kept)
 
 
 def _end_unexecuted(

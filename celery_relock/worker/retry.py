@@ -51,7 +51,7 @@ class LeftToRetry:
     def keeping(self) -> Iterator[None]:
         """Around a body: if it has sent its retry, the lease is left to that, however it ends."""
         delivery, raised = delivery_of(self.message), None
-        delivery.locks = self
+        delivery.left_to_retry = self
         try:
             yield
         except Exception as error:
@@ -136,13 +136,13 @@ def on_publish(
     """A retry's header tells what is kept for it."""
     if retried is None:
         return
-    if retried.locks is None:
+    if retried.left_to_retry is None:
         # One of an execution that did not get what was kept for it is to hear of the gap.
         running = running_request()
         if running is not None and (awaited := header_of(running).kept):
             header["kept"] = [list(each) for each in awaited]
         return
-    left: LeftToRetry = retried.locks
+    left: LeftToRetry = retried.left_to_retry
     lease = left.lease
     left.needed = _names_of(left.task, fields, body)
     kept = zip(lease.claim.names, lease.fences, strict=True)

@@ -127,7 +127,7 @@ def clear_away(
         try:
             engine = engine_of(app)
             of = engine, request, remember
-            engine.later.make(partial(clear, *of, task=task, began=began))
+            engine.later.try_now(partial(clear, *of, task=task, began=began))
         except RelockError as error:
             logger.warning("Cannot release " + what + ": %s", request.id, error)
 

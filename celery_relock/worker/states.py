@@ -58,7 +58,8 @@ class Late(Aside):
 
 
 class SentAgain(Retry):  # type: ignore[misc]
-    """This delivery does not run the body: its message was sent again, as the same execution."""
+    """This delivery does not run the body: its message was sent again, as the same execution. To
+    Celery that is a retry, so this is no `Aside`."""
 
 
 class Dropped(Exception):

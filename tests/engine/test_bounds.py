@@ -17,7 +17,7 @@ def test_an_end_is_remembered_as_long_as_the_app_says(
     runs: Callable[..., Any], client: redis.Redis, namespace: str
 ) -> None:
     process = runs()
-    process.engine.keep(remember=100.0, most_parked=(1, 1))
+    process.engine.configure(remember=100.0, most_parked=(1, 1))
     lease = process.held("a")
     assert process.engine.release(lease, ended=True)
     left = client.pttl(f"{namespace}:{{0}}:d:{lease.claim.execution_id}")
@@ -29,7 +29,7 @@ def test_a_call_without_its_dedup_marker_is_remembered_as_long_as_the_app_says(
     end: str, runs: Callable[..., Any], client: redis.Redis, namespace: str
 ) -> None:
     engine = runs().engine
-    engine.keep(remember=10_000.0, most_parked=(1, 1))
+    engine.configure(remember=10_000.0, most_parked=(1, 1))
     made = marker.Marker("dedup\tt\ta", marker.DONE)
     assert marker.put(engine.backend.acquire, made, "call", "task", 60.0) is None
     if end == "drop":
@@ -44,15 +44,15 @@ def test_a_call_without_its_dedup_marker_is_remembered_as_long_as_the_app_says(
 
 def test_of_two_apps_with_one_engine_the_most_counts(runs: Callable[..., Any]) -> None:
     engine = runs().engine
-    engine.keep(60.0, (5, 10))
+    engine.configure(60.0, (5, 10))
     assert (engine.remember, engine.most_parked) == (60.0, (5, 10))
-    engine.keep(30.0, (7, 9))
+    engine.configure(30.0, (7, 9))
     assert (engine.remember, engine.parking.remember, engine.most_parked) == (60.0, 60.0, (7, 10))
 
 
 def test_an_app_has_a_bound_for_all_that_it_parks(runs: Callable[..., Any]) -> None:
     process = runs()
-    process.engine.keep(60.0, (1, 1000))
+    process.engine.configure(60.0, (1, 1000))
     held = [process.held("a"), process.held("b")]
     request = ParkRequest("message", "home", "task")
     assert isinstance(process.engine.park(process.lease("a"), request), Parked)
