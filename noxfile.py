@@ -17,6 +17,7 @@ nox.options.error_on_missing_interpreters = False
 VERSIONS = {
     "oldest": ("celery==5.4.0", "kombu==5.3.4", "redis==5.0.0"),
     "middle": ("celery~=5.5.0", "redis~=5.2.1"),
+    "recent": ("celery~=5.6.0", "kombu~=5.6.0", "redis~=6.4.0"),
     "newest": ("celery", "kombu", "redis"),
 }
 # What leans on Celery, kombu and redis-py the most.
@@ -35,6 +36,7 @@ FAST = (
     "tests/task/test_forms.py",
     "tests/worker/test_ancestors.py",
     "tests/worker/test_parked.py",
+    "tests/worker/test_resuming.py",
     "tests/worker/test_retry.py",
     "tests/docs/test_redis_page.py",
 )

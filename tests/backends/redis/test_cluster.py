@@ -489,7 +489,7 @@ def test_nodes_whose_name_is_not_known_are_reached_also_where_a_slot_moves(
         assert backend.renew(renewal, within=2.0) == [True]
         cluster.end_move(slot, source, to)
         assert backend.renew(renewal, within=2.0) == [True]
-        assert backend.release(["a"], "a", "n").had
+        assert backend.release(Release(["a"], "a", "n")).had
     finally:
         for node in cluster.nodes:
             cluster.admin(node).config_set("cluster-preferred-endpoint-type", "ip")
