@@ -7,8 +7,8 @@ They are read when a task is declared, or its engine first needed, and never wri
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from .engine.protocol import MOST_PARKED, REMEMBER
@@ -29,12 +29,10 @@ _OWN_TRANSPORT = (*_TRANSPORT, "patience")
 _REDIS = ("redis", "rediss", "unix", "socket", "redis+socket", "sentinel")
 # Split a list of URLs where the next URL starts: a password can contain a semicolon.
 _NEXT_URL = re.compile(r";(?=[\w+.-]+://|\Z)")
+_UNSET = object()
 # How late a broker can be with a message that it delivers again, in seconds: kombu looks for those
 # of Redis every 100 s, when a worker has time to look.
 _LATE = 600.0
-
-# Our settings, by their names in lower case.
-_Ours: TypeAlias = Mapping[str, Any]
 
 
 class BackendSettings(NamedTuple):
@@ -77,20 +75,20 @@ def backend_settings(app: Any) -> BackendSettings:
     Raises:
         LockConfigError: none of them is a Redis, or a `relock_…` setting cannot be used.
     """
-    conf, own = app.conf, _read(app)
-    beside = _beside_the_url(conf, own)
-    given = own.get("relock_url")
+    conf = _read(app)
+    beside = _beside_the_url(conf)
+    given = _get(conf, "relock_url")
     if callable(given) or hasattr(given, "connection_pool") or hasattr(given, "nodes_manager"):
-        _refuse_options_of_a_url(own, "relock_url is a client, which has its own")
+        _refuse_options_of_a_url(conf, "relock_url is a client, which has its own")
         return BackendSettings(given, **beside)
-    if (url := _own_url(own)) is not None:
-        transport = _own_transport(own, url)
-        return BackendSettings(url, _own_ssl(conf, own, url), transport=transport, **beside)
+    if (own := _own_url(conf)) is not None:
+        transport = _own_transport(conf, own)
+        return BackendSettings(own, _own_ssl(conf, own), transport=transport, **beside)
     for source in ("result_backend", "broker_read_url", "broker_write_url"):
         value, is_backend = getattr(conf, source), source == "result_backend"
         for url in _urls(_old_backend(conf) if is_backend and value == "redis" else value):
             if _is_redis(url):
-                _refuse_options_of_a_url(own, f"the locks live in the {source}, which has its own")
+                _refuse_options_of_a_url(conf, f"the locks live in the {source}, which has its own")
                 ssl = conf.get("redis_backend_use_ssl" if is_backend else "broker_use_ssl")
                 of = "result_backend" if is_backend else "broker"
                 theirs = conf.get(f"{of}_transport_options") or {}
@@ -121,7 +119,7 @@ def enabled(app: Any) -> bool:
         LockConfigError: the value is not True or False. The text "False" of an environment variable
             would otherwise count as True.
     """
-    value = _read(app).get("relock_enabled", True)
+    value = _get(_read(app), "relock_enabled", True)
     if not isinstance(value, bool):
         raise LockConfigError(
             f"settings: relock_enabled={value!r:.100} cannot be used. Use True or False."
@@ -136,8 +134,9 @@ def read_by_tasks(app: Any) -> dict[str, object]:
     Raises:
         LockConfigError: there is an unknown setting `relock_…`.
     """
-    found = {name.removeprefix(_PREFIX): value for name, value in _read(app).items()}
-    return {name: found[name] for name in ("prefix", *OPTION_NAMES) if name in found}
+    conf = _read(app)
+    found = {name: _get(conf, _PREFIX + name) for name in ("prefix", *OPTION_NAMES)}
+    return {name: value for name, value in found.items() if value is not _UNSET}
 
 
 def name_prefix(app: Any) -> str | Callable[[], str]:
@@ -147,10 +146,9 @@ def name_prefix(app: Any) -> str | Callable[[], str]:
         LockConfigError: `relock_prefix` is neither text nor callable. The returned function raises
             it if the user's callable fails or does not return text.
     """
-    own = _read(app)
-    value = own.get("relock_prefix")
+    value = _get(_read(app), "relock_prefix")
     if not callable(value):
-        return _text(own, "relock_prefix") or ""
+        return _text(app.conf, "relock_prefix") or ""
 
     def prefix() -> str:
         made = called("settings: the callable in relock_prefix", value)
@@ -163,8 +161,8 @@ def name_prefix(app: Any) -> str | Callable[[], str]:
     return prefix
 
 
-def _namespace(own: _Ours) -> str:
-    value = _text(own, "relock_namespace")
+def _namespace(conf: Any) -> str:
+    value = _text(conf, "relock_namespace")
     if value == "":
         raise LockConfigError(
             "settings: relock_namespace is empty. It is the prefix of all keys in Redis: set a "
@@ -173,20 +171,11 @@ def _namespace(own: _Ours) -> str:
     return value or "relock"
 
 
-def _read(app: Any) -> _Ours:
-    """Our settings, by their names in lower case. A value set on the app precedes that in its
-    configuration object.
-
-    `conf.get` will not do: it does not know the old upper-case spellings of a setting that is not
-    Celery's, and in Celery 5.4 a name with the namespace precedes a value set on the app.
-
-    Raises:
-        LockConfigError: there is an unknown setting `relock_…`, or an option of a task.
-    """
+def _read(app: Any) -> Any:
     # Reading the first setting replaces Celery's pending configuration.
-    conf, own = app.conf.finalize(), dict[str, Any]()
+    conf = app.conf.finalize()
     known = {_PREFIX + name for name in (*SETTINGS, *OPTION_NAMES)}
-    for settings, written, name in _written(conf):
+    for written, name in plain_names(conf).items():
         before = written[: len(written) - len(name)]
         if name.startswith(_PREFIX) and name not in known:
             prefix = written[: len(before) + len(_PREFIX)]
@@ -197,46 +186,60 @@ def _read(app: Any) -> _Ours:
                 f"settings: {written} is an option of a task. The default for all tasks of the app "
                 f"is {before}{meant.upper() if written.isupper() else meant}."
             )
-        if name in known:
-            own.setdefault(name, settings[written])
-    return own
+    return conf
 
 
 def plain_names(conf: Any) -> dict[str, str]:
     """What an app's configuration has for Celery: each name as it is written, and in lower case
     without Celery's namespace."""
-    return {written: name for _, written, name in _written(conf)}
-
-
-def _written(conf: Any) -> Iterator[tuple[Any, str, str]]:
-    """As `plain_names`, each with where it stands.
-
-    With a namespace, Celery reads of its configuration object, which can be all of Django's
-    settings, what begins with that, and names in lower case.
-    """
-    namespace = (conf.prefix or "").lower()
+    namespace, found = (conf.prefix or "").lower(), {}
     for settings in conf.maps:
-        is_all_for_celery = not namespace or settings is conf.maps[0]
         for written in map(str, settings):
             name = written.lower()
             if name.startswith(namespace) and namespace:
-                yield settings, written, name.removeprefix(namespace)
-            elif written.islower() or is_all_for_celery:
-                yield settings, written, name.removeprefix("celery_")
+                found[written] = name.removeprefix(namespace)
+            elif written.islower() or _is_all_ours(conf, settings):
+                found[written] = name.removeprefix("celery_")
+    return found
 
 
-def _text(own: _Ours, name: str) -> str | None:
-    value = own.get(name)
+def _is_all_ours(conf: Any, settings: object) -> bool:
+    """Whether everything in one of the maps of a configuration is for Celery. With a namespace,
+    Celery reads of its configuration object, which can be all of Django's settings, what begins
+    with that, and names in lower case."""
+    return not conf.prefix or settings is conf.maps[0]
+
+
+def _get(conf: Any, name: str, default: Any = _UNSET) -> Any:
+    """One of our settings, in any spelling. A value set on the app precedes its config object.
+
+    `conf.get` will not do: it does not know the old upper-case spellings of a setting that is not
+    Celery's, and in Celery 5.4 a name with the namespace precedes a value set on the app.
+    """
+    prefixed = f"{conf.prefix or ''}{name}"
+    everywhere = (name, prefixed, prefixed.upper())
+    on_the_app = (*everywhere, name.upper(), f"celery_{name}", f"CELERY_{name.upper()}")
+    for settings in conf.maps:
+        for spelling in on_the_app if _is_all_ours(conf, settings) else everywhere:
+            try:
+                return settings[spelling]
+            except KeyError:
+                continue
+    return default
+
+
+def _text(conf: Any, name: str) -> str | None:
+    value = _get(conf, name, None)
     if value is None or isinstance(value, str):
         return value
     raise LockConfigError(f"settings: {name} must be text, not {type(value).__qualname__}")
 
 
-def _own_url(own: _Ours) -> str | None:
-    url = _text(own, "relock_url")
-    if url is None:
+def _own_url(conf: Any) -> str | None:
+    own = _text(conf, "relock_url")
+    if own is None:
         return None
-    if urls := _urls(url):
+    if urls := _urls(own):
         return urls[0]
     raise LockConfigError(
         "settings: relock_url is empty, as when an environment variable is missing. Set the "
@@ -272,33 +275,34 @@ def _is_redis(url: str) -> bool:
     return bool(found) and scheme.lower() in _REDIS
 
 
-def _refuse_options_of_a_url(own: _Ours, because: str) -> None:
+def _refuse_options_of_a_url(conf: Any, because: str) -> None:
     """Refuse what belongs to the text of `relock_url` and would be ignored here."""
     for name in ("relock_use_ssl", "relock_transport_options"):
-        if own.get(name):
+        if _get(conf, name, None):
             raise LockConfigError(
                 f"settings: {name} is never used: {because}. Set relock_url to the URL of a Redis, "
                 f"or leave {name} out."
             )
 
 
-def _own_ssl(conf: Any, own: _Ours, url: str) -> Any:
-    if "relock_use_ssl" in own:
-        return own["relock_use_ssl"] or None
+def _own_ssl(conf: Any, url: str) -> Any:
+    own = _get(conf, "relock_use_ssl")
+    if own is not _UNSET:
+        return own or None
     is_tls = url.lower().startswith("rediss://")
     return (conf.get("redis_backend_use_ssl") or None) if is_tls else None
 
 
-def _own_transport(own: _Ours, url: str) -> Mapping[str, Any] | None:
-    given = own.get("relock_transport_options")
-    if given is None:
+def _own_transport(conf: Any, url: str) -> Mapping[str, Any] | None:
+    own = _get(conf, "relock_transport_options", None)
+    if own is None:
         return None
-    if not isinstance(given, Mapping):
-        kind = type(given).__qualname__
+    if not isinstance(own, Mapping):
+        kind = type(own).__qualname__
         raise LockConfigError(f"settings: relock_transport_options must be a dict, not {kind}")
     scheme = url.strip().partition("://")[0].lower()
     read = _read_by(scheme)
-    for name, value in given.items():
+    for name, value in own.items():
         if name not in _OWN_TRANSPORT:
             raise LockConfigError(
                 f"settings: relock_transport_options has no option {name!r}. There are "
@@ -310,7 +314,7 @@ def _own_transport(own: _Ours, url: str) -> Mapping[str, Any] | None:
                 f"{scheme}://. Sentinels (sentinel://) read all of these options, a cluster "
                 "(redis+cluster://) reads patience. Leave the others out."
             )
-    return given
+    return own
 
 
 def _read_by(scheme: str) -> tuple[str, ...]:
@@ -327,18 +331,18 @@ def visibility_timeout(conf: Any) -> float:
     return float(given) if isinstance(given, int | float) else 3600.0
 
 
-def _beside_the_url(conf: Any, own: _Ours) -> dict[str, Any]:
+def _beside_the_url(conf: Any) -> dict[str, Any]:
     """What does not depend on where the locks live."""
 
     def number(name: str, default: float, kinds: Any, what: str) -> Any:
-        value = own.get(name, default)
+        value = _get(conf, name, default)
         if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < float("inf"):
             raise LockConfigError(f"settings: {name}={value!r} cannot be used. Use {what} above 0.")
         return value
 
     of = BackendSettings._field_defaults
     (replicas, within), (messages, size) = of["replicas"], of["most_parked"]
-    needed = own.get("relock_min_replicas", replicas)
+    needed = _get(conf, "relock_min_replicas", replicas)
     if isinstance(needed, bool) or not isinstance(needed, int) or needed < 0:
         raise LockConfigError(
             f"settings: relock_min_replicas={needed!r} cannot be used. Use the number of replicas, "
@@ -346,7 +350,7 @@ def _beside_the_url(conf: Any, own: _Ours) -> dict[str, Any]:
         )
     seconds = (int, float), "seconds"
     return {
-        "namespace": _namespace(own),
+        "namespace": _namespace(conf),
         "replicas": (needed, float(number("relock_min_replicas_timeout", within, *seconds))),
         "remember": float(number("relock_remember", visibility_timeout(conf) + _LATE, *seconds)),
         "most_parked": (

@@ -135,7 +135,6 @@ CONFIGURED = {
     "lower-case namespace": ({"shop_relock_url": "redis://h/1", "shop_relock_ttl": 5}, "shop"),
     "lower case, namespace not used": ({"relock_url": "redis://h/1", "relock_ttl": 5}, "CELERY"),
     "upper case": ({"RELOCK_URL": "redis://h/1", "RELOCK_TTL": 5}, None),
-    "mixed case": ({"Relock_Url": "redis://h/1", "relock_TTL": 5}, None),
     "old upper case": (
         {"BROKER_URL": "amqp://", "CELERY_RELOCK_URL": "redis://h/1", "CELERY_RELOCK_TTL": 5},
         None,
