@@ -180,6 +180,11 @@ def _read(app: Any) -> Any:
         if name.startswith(_PREFIX) and name not in known:
             prefix = written[: len(before) + len(_PREFIX)]
             raise LockConfigError(f"settings: {unknown(written, prefix, SETTINGS)}")
+        if name in known and written[len(before) :] not in (name, name.upper()):
+            raise LockConfigError(
+                f"settings: {written} is not read, as small and capital letters are mixed. Write "
+                f"{name}."
+            )
         if name.removeprefix("lock_") in OPTION_NAMES and name.startswith("lock_"):
             meant = f"{_PREFIX}{name.removeprefix('lock_')}"
             raise LockConfigError(

@@ -154,6 +154,33 @@ def test_every_way_to_write_a_celery_setting_works(how: str, as_object: bool) ->
     assert read_by_tasks(app) == {"ttl": 5}
 
 
+@pytest.mark.parametrize(("namespace", "before"), [(None, "RELOCK"), ("CELERY", "CELERY_RELOCK")])
+def test_a_configuration_object_that_computes_its_settings_is_asked_for_them(
+    namespace: str | None, before: str
+) -> None:
+    class Environment:
+        def __getattr__(self, name: str) -> str:
+            try:
+                return {f"{before}_URL": "redis://h/1", f"{before}_NAMESPACE": "shop"}[name.upper()]
+            except KeyError:
+                raise AttributeError(name) from None
+
+    app = Celery("shop", broker="redis://broker", set_as_current=False)
+    app.config_from_object(Environment(), namespace=namespace)
+
+    assert found(app) == ("redis://h/1", "relock_url")
+    assert backend_settings(app).namespace == "shop"
+
+
+@pytest.mark.parametrize("name", ["Relock_Url", "relock_URL", "CELERY_Relock_Url"])
+def test_a_setting_in_mixed_case_which_nobody_would_read_is_refused(name: str) -> None:
+    app = Celery("shop", broker="redis://broker", set_as_current=False)
+    app.config_from_object({name: "redis://h/1"})
+
+    with pytest.raises(LockConfigError, match=f"{name} is not read.*Write relock_url"):
+        backend_settings(app)
+
+
 def test_what_is_set_on_the_app_goes_before_its_configuration_object() -> None:
     app = Celery("shop", set_as_current=False)
     app.config_from_object({"CELERY_RELOCK_URL": "redis://object"}, namespace="CELERY")
