@@ -324,9 +324,12 @@ def _lock_run(cls: type[LockedTask]) -> None:
 
 
 def _check_call(cls: type[LockedTask]) -> None:
-    """See how the class's own `__call__` ends, or that of a mixin."""
+    """See how the class's own `__call__` ends, or that of a mixin or another base class."""
     call: Any = cls.__call__
-    if call is not LockedTask.__call__ and getattr(call, "__code__", None) is not _CHECKED:
+    bases = cls.__mro__[cls.__mro__.index(LockedTask) + 1 :]
+    behind = next(each for each in bases if "__call__" in vars(each))
+    is_own = call is not LockedTask.__call__ or behind is not Task
+    if is_own and getattr(call, "__code__", None) is not _CHECKED:
         cls.__call__ = _checked(call)  # type: ignore[method-assign]
 
 

@@ -19,7 +19,7 @@ def counted(worker, account):
 
 
 @pytest.mark.parametrize("policy", ["wait", "retry"])
-@pytest.mark.parametrize("kind", ["Answers", "Retries", "Translates", "Mixed"])
+@pytest.mark.parametrize("kind", ["Answers", "Retries", "Translates", "Mixed", "Behind"])
 def test_what_waits_is_not_ended_by_who_handles_every_exception(worker, account, kind, policy):
     module = worker.module
     call = module.app.tasks[f"{kind} {policy}"].s(account)

@@ -6,6 +6,8 @@ import contextlib
 import time
 from typing import Any
 
+from celery import Task
+
 from celery_relock import LockedTask
 from tests.support import Journal, make_app
 
@@ -49,6 +51,18 @@ class Mixed(TriesAgain, LockedTask):
     pass
 
 
+class AnswersToo(Task):  # type: ignore[misc]  # Celery ships no types
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().__call__(*args, **kwargs)
+        except Exception:
+            return "an error"
+
+
+class Behind(LockedTask, AnswersToo):
+    pass
+
+
 def body(self: Any, account: str) -> str:
     journal.add("body", account=account)
     time.sleep(0.5)
@@ -62,7 +76,7 @@ def fails_once(self: Any, account: str) -> str:
     return account
 
 
-for kind in (Answers, Retries, Translates, Mixed):
+for kind in (Answers, Retries, Translates, Mixed, Behind):
     for policy in ("wait", "retry"):
         how = {"lock_key": "account:{account}", "lock_on_conflict": policy}
         app.task(body, name=f"{kind.__name__} {policy}", base=kind, bind=True, **how)
