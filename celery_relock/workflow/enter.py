@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-from celery import shared_task
+from celery import Task, shared_task
 
 from ..declaration import engine_of
 from ..engine import ids, reentrancy
@@ -45,6 +45,11 @@ class EnterTask(LockedTask):
         behind this one, which it sends."""
         made: EnterTask = super().__new__(type(cls.__name__, (cls, cls.app.Task), {}))
         return made
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # Not by that of the app's class: it may handle a conflict, or not call `run`, and then the
+        # steps would run without their lock. They are sent after it, whatever it does around `run`.
+        return Task.__call__(self, *args, **kwargs)
 
     def apply_async(  # type: ignore[override]  # sent by this library alone
         self, args: Any = None, kwargs: Any = None, task_id: str | None = None, **options: Any

@@ -16,7 +16,7 @@ from celery_relock.errors import LockConfigError, LockConflict, LockDeadlock, Lo
 from celery_relock.workflow import steps
 from celery_relock.workflow.enter import ENTER
 from tests.support import new_namespace, wait_for
-from tests.support.parked import lock_of, wait_until_parked
+from tests.support.parked import held_here, lock_of, wait_until_parked
 from tests.workflow.flow import Visitor, wait_for_state
 
 pytestmark = pytest.mark.slow
@@ -615,6 +615,26 @@ def test_the_steps_have_what_the_apps_class_does_for_each_task_it_sends(module_w
     finally:
         module.tenant.reset(token)
     assert sent.get(timeout=20) == ["acme", "acme"]
+
+
+@pytest.fixture(scope="module")
+def handling(module_worker):
+    return module_worker("tests.workflow.apps.own_class", namespace=new_namespace())
+
+
+def test_the_steps_do_not_run_where_the_apps_class_handles_every_error_also_a_conflict(
+    handling, account
+):
+    flow = handling.module.flow
+    with held_here(handling, account):
+        refused = flow(account, on_conflict="raise").delay()
+        with pytest.raises(LockConflict):
+            refused.get(timeout=20)
+        waits = flow(account).delay()
+        wait_until_parked(handling, account)
+        assert not handling.journal.events(account=account)
+    assert waits.get(timeout=20) == "last"
+    assert [e.name for e in handling.journal.events(account=account)] == ["first", "last"]
 
 
 @pytest.mark.parametrize(
