@@ -38,6 +38,8 @@ class EnterTask(LockedTask):
     enters_workflows = True
     # It goes where the first step goes, whatever the app's class says of its tasks.
     queue = exchange = routing_key = priority = None
+    # Of one that ignores its result Celery would not fail the steps behind it, which may not.
+    store_errors_even_if_ignored = True
 
     def __new__(cls) -> EnterTask:
         """Of the app's own class for tasks, too, as the tasks of Celery are: what that class does

@@ -637,6 +637,15 @@ def test_the_steps_do_not_run_where_the_apps_class_handles_every_error_also_a_co
     assert [e.name for e in handling.journal.events(account=account)] == ["first", "last"]
 
 
+def test_who_waits_for_the_last_step_hears_of_a_conflict_where_the_apps_class_ignores_results(
+    handling, account
+):
+    with held_here(handling, account):
+        refused = handling.module.flow(account, on_conflict="raise").delay()
+        with pytest.raises(LockConflict):
+            refused.get(timeout=20)
+
+
 @pytest.mark.parametrize(
     "default",
     [

@@ -1,4 +1,4 @@
-"""An app whose class for tasks has a `__call__` that handles every error."""
+"""An app whose class for tasks ignores results, and has a `__call__` that handles every error."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from tests.support import Journal, make_app
 journal = Journal.from_env()
 
 
-class Handles(Task):
+class Own(Task):
     abstract = True
+    ignore_result = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -23,14 +24,16 @@ class Handles(Task):
 
 
 app = make_app(__name__)
-app.task_cls = Handles
+app.task_cls = Own
 
 
-@app.task
+@app.task(ignore_result=False)
 def step(account: str, name: str) -> str:
     journal.add(name, account=account)
     return name
 
 
 def flow(account: str, **options: Any) -> chain:
-    return locked(chain(step.si(account, "first"), step.si(account, "last")), key=account, **options)
+    return locked(
+        chain(step.si(account, "first"), step.si(account, "last")), key=account, **options
+    )
