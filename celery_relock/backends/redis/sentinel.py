@@ -193,13 +193,14 @@ class Finder:
         return Vote(int(state.get(b"config-epoch", 0)), address != own, address, usable)
 
     def _to(self, host: Address) -> Connections:
-        options = {**self._options, "protocol": 2}
-        for name in ("socket_timeout", "socket_connect_timeout"):
-            options[name] = options.get(name) or BUDGET
+        names = "socket_timeout", "socket_connect_timeout"
+        timeouts = {name: self._options.get(name) or BUDGET for name in names}
         # By default redis-py 8 retries a Sentinel that is gone for seconds.
-        options["retry"] = Retry(NoBackoff(), 0)
+        options = {**self._options, **timeouts, "protocol": 2, "retry": Retry(NoBackoff(), 0)}
         pool = redis.Redis(host=host[0], port=host[1], **options).connection_pool
-        links = Connections(pool.connection_class, pool.connection_kwargs, limit=BUDGET)
+        # Of a Unix socket redis-py drops the timeout to connect.
+        kwargs = {**pool.connection_kwargs, **timeouts}
+        links = Connections(pool.connection_class, kwargs, limit=BUDGET)
         links.make()  # which refuses what it does not know
         return links
 

@@ -229,6 +229,18 @@ def test_a_user_of_the_sentinels_needs_two_permissions(
         watcher.stop()
 
 
+def test_a_sentinel_is_asked_over_a_unix_socket(
+    redis_binary: str, redis_server: RedisServer, tmp_path: Path, namespace: str
+) -> None:
+    watch, path = f"sentinel monitor shop 127.0.0.1 {redis_server.port} 1", tmp_path / "s.sock"
+    watcher = Watcher(redis_binary, f"{watch}\nunixsocket {path}")
+    try:
+        transport = {"master_name": "shop", "sentinel_kwargs": {"unix_socket_path": str(path)}}
+        works("sentinel://none", namespace, transport)
+    finally:
+        watcher.stop()
+
+
 def test_a_client_of_replicas_is_refused(service: Watched, namespace: str) -> None:
     replicas = Sentinel(hosts_of(service)).slave_for(service.service)
     with pytest.raises(LockConfigError, match="master_for"):
