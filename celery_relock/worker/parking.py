@@ -568,11 +568,15 @@ class Outbox(Sender):
 
     def add(self, app: Celery) -> None:
         """Send this app's messages as well."""
-        if all(known() is not app for known in self._apps):
-            self._apps.append(ref(app, self._know_homes))
+        if all(known is not app for known in self._living()):
+            self._apps.append(ref(app, self._forget))
             self._know_homes()
 
-    def _know_homes(self, _: object = None) -> None:
+    def _forget(self, gone: ref[Celery]) -> None:
+        self._apps.remove(gone)
+        self._know_homes()
+
+    def _know_homes(self) -> None:
         self.home = " ".join(sorted(set().union(*map(homes, self._living()))))
 
     def send(self, message: Message) -> None:
@@ -597,7 +601,8 @@ class Outbox(Sender):
             worker_events.tell_resumed(app, message, found["headers"])
 
     def _living(self) -> list[Celery]:
-        return [app for known in self._apps if (app := known()) is not None]
+        # Over a copy: an app can go at any moment.
+        return [app for known in [*self._apps] if (app := known()) is not None]
 
     def _is_consumed(self, channel: str) -> bool:
         asked, answer = self._answers.get(channel, (0.0, False))

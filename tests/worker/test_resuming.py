@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import time
 import uuid
@@ -10,7 +11,7 @@ from contextlib import ExitStack
 from functools import partial
 
 import pytest
-from celery import VERSION
+from celery import VERSION, Celery
 from kombu import Connection, Exchange, Queue
 from kombu.common import Broadcast
 
@@ -604,6 +605,17 @@ def test_one_outbox_publishes_for_all_apps_of_its_process_and_for_no_other(
             assert connection.default_channel.basic_get("q") is None
     with pytest.raises(RelockError, match="not one of this process"):
         outbox.send(Message("e", "n", parking.parked_text(third, raw, {})))
+
+
+def test_an_outbox_keeps_nothing_of_apps_that_come_and_go(redis_url):
+    outbox = Outbox(lambda channel: False)
+    stays = Celery("stays", broker=redis_url, set_as_current=False)
+    outbox.add(stays)
+    for number in range(5):
+        outbox.add(Celery(f"goes{number}", broker=redis_url, set_as_current=False))
+        gc.collect()
+    assert [known() for known in outbox._apps] == [stays]
+    assert outbox.home == home(stays)
 
 
 def test_a_lock_redis_that_is_away_means_the_queue_that_it_came_from(app_of_two):
