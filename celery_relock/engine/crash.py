@@ -200,10 +200,13 @@ class Journal:
 
 
 def _throw_away_old(where: Path) -> None:
-    """The journals of processes that died long ago, on a host where no reaper comes for them."""
+    """The journals of the dead, on a host where no reaper comes for them: of those that died long
+    ago, and those with nothing noted. A forked child ends without `close`, and leaves its own."""
     for path in where.iterdir():
         with contextlib.suppress(OSError):
-            if path.stat().st_mtime + FORGET_AFTER < time.time() and not alive(path.name):
+            if alive(path.name):
+                continue
+            if path.stat().st_mtime + FORGET_AFTER < time.time() or not any(read(path)):
                 path.unlink()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import select
 import subprocess
@@ -165,16 +166,32 @@ def test_a_process_that_ends_takes_its_journal_along_unless_something_is_noted(f
 def test_who_opens_a_journal_throws_away_those_of_the_long_dead(folder, journal):
     old, young = folder / "1-1", folder / "1-2"
     alive = folder / journals.process_name(os.getppid())
+    _note(journal, _entry())
+    written = (folder / journals.process_name(os.getpid())).read_bytes()
     for path in (old, young, alive):
-        path.write_bytes(b"")
+        path.write_bytes(written)
     for path in (old, alive):
         os.utime(path, (0, 0))
 
-    _note(journal, _entry())
+    _note(Journal(), _entry())
 
     assert not old.exists()
     assert young.exists()
     assert alive.exists()
+
+
+def test_forked_children_that_come_and_go_leave_no_journals(folder):
+    def note_and_remove():
+        journal = Journal()
+        _note(journal, _entry())
+        journal.remove("attempt1")
+
+    context = multiprocessing.get_context("fork")
+    for _ in range(5):
+        child = context.Process(target=note_and_remove)
+        child.start()
+        child.join()
+    assert len(list(folder.iterdir())) == 1, "the last one's, for who comes next"
 
 
 def test_a_journal_grows_with_the_claims(folder, journal):
