@@ -199,6 +199,9 @@ class KeepAlive:
                 # Else it was released meanwhile, and another attempt has followed.
                 if lease.claim.attempt_id == renewals[0].attempt_id:
                     told(lease, renewals, sent, answers)
+            # The next failure begins another one. Else a backend that comes and goes would leave it
+            # with one that stays and equals it.
+            self._outages.get(backend, {}).pop(call, None)
             return True
         self._put_off(leases, outage)
         return False

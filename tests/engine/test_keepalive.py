@@ -491,3 +491,17 @@ def test_an_outage_is_told_once_however_often_a_renewal_is_tried(
     assert Counter(told_of("trying again"))["WARNING"] == 1
     assert told_of("works again after") == ["INFO"]
     assert process.release(lease)
+
+
+def test_backends_that_come_and_go_beside_one_that_stays_leave_nothing(
+    runs: Callable[..., Any], redis_url: str
+) -> None:
+    stays = runs()
+    with_lock = stays.held("stays")
+    for number in range(5):
+        another = runs(f"{redis_url}?socket_timeout={5 + number}")
+        renewed_now(another, lease := another.held("goes"))
+        another.release(lease)
+    renewed_now(stays, with_lock)
+    stays.release(with_lock)
+    wait_for(lambda: not keepalive._outages.get(stays.engine.backend))
