@@ -464,6 +464,14 @@ class LaterBackend(RedisBackend):
         except LockUnavailable:
             return ""  # nobody's: what is noted for it was never sent
 
+    def release(self, request: Release) -> Released:
+        try:
+            return super().release(request)
+        except LockUnavailable:
+            if "transport" in vars(self):
+                raise
+            return Released(False)  # nothing was ever sent, so nobody has to try again
+
     def __getattr__(self, name: str) -> Any:
         if name not in ("transport", "keys", "_scripts", "_agreed", "_idle"):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}", name=name)

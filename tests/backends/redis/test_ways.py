@@ -229,6 +229,16 @@ def test_while_such_a_function_cannot_connect_redis_cannot_be_reached(
     runs.release(lease)
 
 
+def test_what_was_never_sent_is_not_released_later(namespace: str) -> None:
+    def locks() -> redis.Redis:
+        raise redis.ConnectionError("no node answers")
+
+    lock = Lock(locks, "a", namespace=namespace)
+    with pytest.raises(LockUnavailable):
+        lock.acquire()
+    assert not engine_for(locks, namespace).later._calls
+
+
 @pytest.mark.parametrize(
     ("make", "says"),
     [
