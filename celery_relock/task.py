@@ -45,6 +45,11 @@ Seconds: TypeAlias = float | timedelta
 Mode: TypeAlias = Literal["exclusive", "shared"]
 
 
+class NoLockHere(RelockError, AttributeError):
+    """There is no `self.lock`. Whatever reads all attributes of a task, as a mock with its spec and
+    `inspect.getmembers` do, goes on where one is missing."""
+
+
 class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
     """Base class for tasks that hold a lock while their body runs.
 
@@ -309,7 +314,7 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
 
         hold = execution.current(self)
         if hold is None:
-            raise RelockError(
+            raise NoLockHere(
                 f"{self.name} holds no lock here: self.lock is there while the body runs, in the "
                 "thread that runs it, and only if lock_key is not False"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -121,6 +122,20 @@ def test_there_is_no_lock_to_show_outside_of_the_body(worker, account):
     assert "holds no lock here" in said
     with pytest.raises(RelockError, match="lock_key is not False"):
         worker.module.has_no_lock.delay(account).get(timeout=20)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        inspect.getmembers,
+        mock.create_autospec,
+        lambda task: mock.Mock(spec=task),
+        lambda task: hasattr(task, "lock") and pytest.fail("there is a lock"),
+    ],
+    ids=["getmembers", "autospec", "spec", "hasattr"],
+)
+def test_whoever_reads_all_that_a_task_has_finds_no_lock_where_there_is_none(app, read):
+    read(app.task(base=LockedTask, lock_key="account:{account}")(charge))
 
 
 def test_an_error_arrives_at_the_client_with_its_message_and_attributes(worker):
