@@ -41,6 +41,8 @@ from .worker.report import key_of
 if TYPE_CHECKING:
     from .engine.engine import Engine
 
+__all__ = ["Finding", "Report", "examine", "quick"]
+
 # Bytes of our keys from which there is a finding.
 _LARGE = 256 * 2**20
 # kombu's transports that deliver a message again some time after they delivered it first.

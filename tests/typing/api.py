@@ -9,6 +9,7 @@ from typing_extensions import assert_type
 
 from celery_relock import Hold, Lock, LockedTask, is_dropped, locked
 from celery_relock.asyncio import Lock as CoroutineLock
+from celery_relock.doctor import Finding, examine, quick
 from celery_relock.errors import (
     LockConfigError,
     LockConflict,
@@ -137,3 +138,8 @@ async def coroutine(lock: CoroutineLock) -> bool:
         pass
     await lock.release()
     return await lock.acquire(blocking_timeout=5) and await lock.extend(5)
+
+
+def worst(app: Celery) -> Finding | None:
+    assert_type(quick(app), tuple[Finding, ...])
+    return next(iter(examine(app).findings), None)
