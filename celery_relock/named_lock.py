@@ -445,7 +445,10 @@ class NamedLock(Generic[Client]):
         return length
 
     def _is_among(self, state: LockState, lease: Lease) -> bool:
-        """Whether a lease is among the holds of its lock. If not, it is lost."""
+        """Whether a lease is among the holds of its lock. If not, it is lost. With
+        `relock_enabled=False`, when the token is 0, there are none to be among."""
+        if not lease.fence_of(self.name):
+            return True
         ours = lease.claim.execution_id, lease.claim.attempt_id
         found = any((hold.execution_id, hold.attempt_id) == ours for hold in state.holds)
         if not found and lease.state is State.HELD:

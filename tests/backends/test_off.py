@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -78,6 +79,25 @@ def test_anything_but_true_and_false_is_refused(app: Celery, value: object) -> N
 
     with pytest.raises(LockConfigError, match="Use True or False"):
         charge()
+
+
+def test_who_has_acquired_a_lock_owns_it_and_nothing_is_lost(app: Celery) -> None:
+    @app.task(base=LockedTask, lock_key="account:{account}", bind=True, shared=False)
+    def charge(self: Any, account: int) -> list[bool]:
+        with charge.lock_for(account) as lock:
+            return [lock.owned(), self.lock.lost]
+
+    async def main() -> bool:
+        async with charge.async_lock_for(42) as lock:
+            return await lock.owned()
+
+    lock = charge.lock_for(42)
+    assert not lock.owned()
+    with lock:
+        assert lock.owned()
+    assert not lock.owned()
+    assert asyncio.run(main())
+    assert charge(42) == [True, False]
 
 
 def test_there_are_no_locks_to_list(app: Celery) -> None:
