@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cache
 from types import MethodType
-from typing import Any, TypeVar
+from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import redis
@@ -25,13 +25,10 @@ from .engine.engine import Engine
 from .engine.platform import Guard
 from .errors import LockConfigError, LockUnavailable
 
-_K = TypeVar("_K")
-
 NAMESPACE = "relock"
 #: The URL of locks in the memory of this process, for tests.
 MEMORY = "memory://"
-# Engines to keep for URLs that no lock uses: those of the most recently used URLs. And as many for
-# functions that could not connect at first.
+# Engines to keep for URLs that no lock uses: those of the most recently used URLs.
 MOST_URLS = 100
 
 # Keys are digests, because URLs contain passwords. An engine lives as long as one of its clients,
@@ -40,9 +37,6 @@ _engines: WeakValueDictionary[str, Engine] = WeakValueDictionary()
 _by_url: dict[str, Engine] = {}
 _guard = Guard()
 _by_client: WeakKeyDictionary[Any, dict[tuple[Any, ...], Engine]] = WeakKeyDictionary()
-# By the id of the function, or its object. Not in `_by_client`: such an engine has the function, so
-# neither would ever go, and nothing else can have its id meanwhile.
-_not_yet: dict[tuple[Any, ...], Engine] = {}
 # By namespace. They live as long as the process, because the locks exist nowhere else.
 _in_memory: dict[str, Engine] = {}
 
@@ -115,14 +109,10 @@ def _for_url(
     found = _by_url.pop(key, None)
     if found is None:
         found = _engine(transport_for_url(url, ssl, transport, replicas), namespace)
-    return _kept_last(_by_url, key, found)
-
-
-def _kept_last(known: dict[_K, Engine], key: _K, engine: Engine) -> Engine:
-    known[key] = engine
-    for old in list(known)[:-MOST_URLS]:
-        known.pop(old, None)
-    return engine
+    _by_url[key] = found
+    for old in list(_by_url)[:-MOST_URLS]:
+        _by_url.pop(old, None)
+    return found
 
 
 def _for_factory(
@@ -131,8 +121,6 @@ def _for_factory(
     # A bound method is a new object each time it is read.
     of, which = (make.__self__, make.__func__) if isinstance(make, MethodType) else (make, None)
     found, key = _of(of), (which, namespace, replicas)
-    if (engine := _not_yet.pop((id(of), *key), None)) is not None:
-        return _kept_last(_not_yet, (id(of), *key), engine)
     if key not in found:
         try:
             found[key] = _for_client(_called(make), namespace, replicas, loops)
@@ -141,8 +129,7 @@ def _for_factory(
             def later() -> Transport:
                 return transport_for_client(_checked(_called(make), loops), replicas)
 
-            engine = Engine(LaterBackend(later, namespace, replicas.needed > 0))
-            return _kept_last(_not_yet, (id(of), *key), engine)
+            found[key] = Engine(LaterBackend(later, namespace, replicas.needed > 0))
     return found[key]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
 
 import pytest
 import redis
@@ -51,22 +50,6 @@ def test_the_engines_of_urls_have_a_bound() -> None:
         engine_for(f"redis://h{number}")
         assert engine_for("redis://first") is first, "what is in use is kept"
     assert len(engines._by_url) == MOST_URLS
-
-
-def test_the_engines_of_functions_that_cannot_connect_have_a_bound() -> None:
-    def one_more() -> Callable[[], redis.Redis]:
-        def make() -> redis.Redis:
-            raise redis.ConnectionError("away")
-
-        return make
-
-    first = one_more()
-    engine, others = engine_for(first), []
-    for _ in range(2 * MOST_URLS):
-        others.append(weakref.ref(engine_for(one_more())))
-        assert engine_for(first) is engine, "what is in use is kept"
-    gc.collect()
-    assert sum(other() is not None for other in others) == MOST_URLS - 1
 
 
 def test_a_method_that_makes_clients_is_called_once_for_its_object() -> None:
