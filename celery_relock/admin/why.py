@@ -294,11 +294,14 @@ def _stored(app: Any, task_id: str) -> tuple[str, Any, str]:
     result is the error."""
     if app is None:
         return "", None, ""
+    from celery.backends.base import DisabledBackend
+
     try:
         app.loader.import_default_modules()  # in a Django project it sets up the backend, too
+        # It cannot be asked: it has no such method (AttributeError).
+        if isinstance(app.backend, DisabledBackend):
+            return "", None, ""
         meta = app.backend.get_task_meta(task_id)
-    except NotImplementedError:
-        return "", None, ""  # no result backend
     except Exception as error:  # noqa: BLE001  # whatever a backend raises
         logger.warning("Cannot read the state of %s: %s", task_id, error)
         return _UNASKED, error, ""

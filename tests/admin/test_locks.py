@@ -504,6 +504,19 @@ def test_a_result_that_could_not_be_asked_for_is_told_apart_from_none(
     assert "It might have ended, or wait in the broker" in why.sentence
 
 
+def test_an_app_without_a_result_backend_has_no_result(
+    redis_url: str, namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = Celery("bare", broker="memory://", set_as_current=False)
+    app.conf.update(relock_url=redis_url, relock_namespace=namespace)
+    with app:
+        why = Locks(app).why("a-task")
+
+    assert why.state == "unknown"
+    assert "and no result of it was found. It might wait in the broker" in why.sentence
+    assert "Cannot read the state" not in caplog.text
+
+
 def test_a_forced_release_is_heard_by_the_holder_and_the_next_acquires(
     worker: Worker, locks: Locks, key: str, held: Any, forced: Any, caplog: Any
 ) -> None:
