@@ -42,15 +42,20 @@ class Question:
         found = self.look.parked(self.task_id)
         if found is not None and found.text:
             return self._parked(found)
-        told = _result(self.task_id, _stored(self.app, self.task_id))
-        if told is not None and told.state != "retry":
+        stored = _stored(self.app, self.task_id)
+        told = _result(self.task_id, stored)
+        # A worker that does not have a revoked task stores REVOKED while another one runs it.
+        is_revoked = stored[0] == "REVOKED"
+        if told is not None and told.state != "retry" and not is_revoked:
             return told
         workers, answered = _ask_workers(self.app, self.task_id) if self.task_id else (None, True)
         # A retry that runs has the state RETRY until it ends, unless `task_track_started` is set.
         if workers is not None and (told is None or workers[1] == "active"):
             return self._in_a_worker(*workers, told)
-        # Also if some workers answer: one with a solo pool does not while it runs a task.
-        is_unknown = self.task_id and workers is None and told is None and found is None
+        # Also if some workers answer: one with a solo pool does not while it runs a task, and one
+        # that is ending answers nobody.
+        is_unknown = self.task_id and workers is None and found is None
+        is_unknown = is_unknown and (told is None or is_revoked)
         if is_unknown and (known := self._anywhere()) is not None:
             return known
         if found is not None and told is None:  # its message is awaited, or can come again

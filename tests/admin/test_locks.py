@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from celery import VERSION, Celery, chain, chord, group, states
 from celery.app.control import Inspect
+from celery.exceptions import TaskRevokedError
 
 from celery_relock import Lock, signals
 from celery_relock.admin import Locks
@@ -227,6 +228,22 @@ def test_a_retry_that_runs_holds_its_lock_though_the_last_state_is_the_one_befor
     worker.journal.add(f"go {key}")
     assert retried.get(timeout=20) is None
     waits.revoke()
+
+
+@pytest.mark.parametrize("answers", [True, False], ids=["its worker answers", "it does not"])
+def test_a_revoked_task_that_runs_has_not_ended(
+    locks: Locks, key: str, held: Any, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    """A worker that does not have it, as here this process, stores REVOKED (Celery 5.6.2)."""
+    if not answers:
+        monkeypatch.setattr(Inspect, "query_task", lambda *_: None)
+    locks.app.backend.store_result(held.id, TaskRevokedError("revoked"), states.REVOKED)
+
+    why = locks.why(held.id)
+
+    assert (why.state, why.lock) == ("holds", key), why.sentence
+    held.go()
+    wait_for(lambda: locks.why(held.id).state == "ended", what="its end")
 
 
 def test_a_task_that_ends_while_its_worker_is_asked_has_ended_and_did_not_run_without_a_lock(
