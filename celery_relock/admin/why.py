@@ -134,6 +134,8 @@ class Question:
         """`told`: what the result backend said before the workers were asked."""
         work = work_of(str(info.get("name") or ""), self.task_id)
         where = f"the worker {node}"
+        if state in ("parked", "resumed"):
+            return self._parked_elsewhere(node, state, info)
         if state != "active":
             when = " until its ETA" if state == "scheduled" else ", which has no free slot for it"
             return Why(self.task_id, "received", f"{work} waits in {where}{when}")
@@ -149,6 +151,22 @@ class Question:
         pid = info.get("worker_pid")
         return Why(
             self.task_id, "runs", f"{work} runs in {where} (pid {pid}) and holds no lock of its own"
+        )
+
+    def _parked_elsewhere(self, node: str, state: str, info: dict[str, Any]) -> Why:
+        """A worker found it in its Redis, and we did not before in ours (`worker.control`)."""
+        found = self.look.parked(self.task_id)
+        if found is not None and found.text:
+            return self._parked(found)  # it was parked meanwhile
+        lock = str(info.get("lock") or "")
+        return Why(
+            self.task_id,
+            state,
+            f"the worker {node} says of the task {self.task_id} that it is parked "
+            f"{_for((lock,))}, but the Redis and the namespace that were asked here do not have "
+            "it. If it stays so, compare relock_url and relock_namespace with that worker's",
+            lock,
+            int(info.get("ahead") or 0),
         )
 
     def _anywhere(self) -> Why | None:

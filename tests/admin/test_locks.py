@@ -158,6 +158,39 @@ def test_why_says_that_nobody_reads_the_queue_to_which_a_parked_task_returns(
         control.add_consumer("elsewhere", destination=one, reply=True)
 
 
+def test_a_task_that_is_parked_while_the_workers_are_asked_is_parked(
+    locks: Locks, held: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask, task_id = Inspect.query_task, str(uuid.uuid4())
+
+    def park_first(self: Inspect, *ids: Any) -> Any:
+        held.park(task_id=task_id)
+        return ask(self, *ids)
+
+    monkeypatch.setattr(Inspect, "query_task", park_first)
+    why = locks.why(task_id)
+
+    assert why.state == "parked"
+    assert f"[{task_id}] is parked: it has waited" in why.sentence
+    assert [holder.task_id for holder in why.holders] == [held.id]
+
+
+def test_why_says_that_a_worker_has_parked_a_task_in_another_place(
+    worker: Worker, key: str, held: Any
+) -> None:
+    parked, of = held.park(), worker.module.app.conf
+    here = Celery("here", set_as_current=False)
+    here.conf.update({name: of[name] for name in ("broker_url", "broker_transport_options")})
+    here.conf.update(relock_url=of.relock_url, relock_namespace=f"{worker.namespace}-not")
+    with here:
+        why = Locks(here).why(parked)
+
+    assert (why.state, why.lock) == ("parked", key)
+    assert f"the worker {worker.node} says of the task {parked} that it is parked" in why.sentence
+    assert f"for the lock {key!r}" in why.sentence
+    assert "compare relock_url and relock_namespace" in why.sentence
+
+
 def test_why_says_that_a_parked_task_is_lost(
     worker: Worker, locks: Locks, held: Any, key: str
 ) -> None:
