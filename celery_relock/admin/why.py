@@ -18,6 +18,8 @@ from .look import SHOWN, Look, Why, held_for
 
 # Seconds in which workers can answer. All of them pass: more workers could answer.
 _WORKERS = 1.0
+# Why a worker has not begun with a task, by what `query_task` tells; else for want of a slot.
+_WAITS_IN_A_WORKER = {"scheduled": " until its ETA", "limited": " for its rate limit"}
 # Instead of a state: the result backend could not be asked.
 _UNASKED = "UNASKED"
 
@@ -137,7 +139,7 @@ class Question:
         if state in ("parked", "resumed"):
             return self._parked_elsewhere(node, state, info)
         if state != "active":
-            when = " until its ETA" if state == "scheduled" else ", which has no free slot for it"
+            when = _WAITS_IN_A_WORKER.get(state, ", which has no free slot for it")
             return Why(self.task_id, "received", f"{work} waits in {where}{when}")
         names = _names(self.app, info)
         locks = [lock for _, lock in self.look.get_all(names, SHOWN, SHOWN)] if names else []

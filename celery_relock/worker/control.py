@@ -1,6 +1,7 @@
 """Remote control of what is parked, which no worker has: `inspect query_task` tells where it is,
 and `revoke_by_stamped_headers` reaches it as `revoke` does. For a task that a worker has,
-`query_task` also tells what the call says of its locks.
+`query_task` also tells what the call says of its locks; and it tells of a task that waits in the
+worker for its rate limit, of which Celery's does not know.
 
 Loaded by a worker's main process.
 """
@@ -39,6 +40,7 @@ def query_task(state: Any, ids: Any, **_: Any) -> dict[str, Any]:
     found: dict[str, Any] = _celerys(state, ids)
     for task_id, (_, info) in found.items():
         info["relock"] = _told_by_the_call(task_id)
+    found |= _rate_limited(state, set(maybe_list(ids)) - found.keys())
     try:
         if (ask := _inspection(engine_of(state.app).backend)) is not None:
             for task_id in maybe_list(ids):
@@ -47,6 +49,13 @@ def query_task(state: Any, ids: Any, **_: Any) -> dict[str, Any]:
     except RelockError as error:
         logger.debug("Cannot look for parked tasks: %s", error)
     return found
+
+
+def _rate_limited(state: Any, ids: set[str]) -> dict[str, Any]:
+    """Which of these tasks wait in this worker for their rate limit, as Celery tells of others."""
+    buckets = getattr(getattr(state, "consumer", None), "task_buckets", {})
+    waiting = [each for bucket in [*buckets.values()] if bucket for each, _ in [*bucket.contents]]
+    return {each.id: ("limited", each.info()) for each in waiting if each.id in ids}
 
 
 def _told_by_the_call(task_id: str) -> dict[str, Any]:

@@ -142,6 +142,22 @@ def test_why_says_of_a_message_with_an_eta_that_a_worker_has_it(
     worker.module.app.control.revoke(later.id)
 
 
+def test_why_says_of_a_message_that_waits_for_its_rate_limit_that_a_worker_has_it(
+    worker: Worker, locks: Locks, key: str
+) -> None:
+    worker.module.limited.delay(key).get(timeout=20)  # uses up the hour
+    later = worker.module.limited.delay(f"{key} 2")
+    try:
+        wait_for(lambda: locks.why(later.id).state == "received", what="the message")
+        sentence = locks.why(later.id).sentence
+    finally:
+        later.revoke()
+
+    assert sentence.endswith(
+        f"limited[{later.id}] waits in the worker {worker.node} for its rate limit"
+    )
+
+
 def test_why_says_that_nobody_reads_the_queue_to_which_a_parked_task_returns(
     worker: Worker, locks: Locks, held: Any
 ) -> None:

@@ -31,6 +31,7 @@ from celery.worker.consumer import Consumer
 from celery.worker.request import Request
 from kombu import Connection, Queue, compression, serialization
 from kombu.asynchronous import Hub
+from kombu.utils.limits import TokenBucket
 from pydantic import BaseModel
 
 from celery_relock.worker import delayed
@@ -521,6 +522,15 @@ def _():
     app.conf.broker_url = "memory://"
     app.send_task("t")
     assert told[0] is app.amqp.queues["celery"]
+
+
+@row("`Consumer.task_buckets`, `TokenBucket.contents`")
+def _():
+    assert "self.task_buckets = " in inspect.getsource(Consumer.__init__)
+    assert "bucket.add((request, tokens))" in inspect.getsource(Consumer._limit_task)
+    bucket = TokenBucket(1.0)
+    bucket.add(("a request", 1))
+    assert list(bucket.contents) == [("a request", 1)]
 
 
 @row("`Panel.data`, `celery.worker.control.query_task`, `celery.worker.state.requests`")

@@ -101,6 +101,11 @@ def bare(key):
     stand(key)
 
 
+@app.task(base=LockedTask, lock_key=KEY, rate_limit="1/h")
+def limited(key):
+    journal.add(f"took {key}")
+
+
 @app.task
 def joined(results):
     return results
