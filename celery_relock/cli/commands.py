@@ -39,7 +39,7 @@ def ls(here: Here, pattern: str, limit: int, dedup: bool) -> int:
     locks = sorted(islice(found, limit or None), key=lambda lock: lock.name)
     is_cut = next(found, None) is not None
     document = {"locks": [lock.as_dict() for lock in locks], "cut": is_cut}
-    here.show(document, rows_of(locks) if locks else _nothing(here, pattern))
+    here.show(document, rows_of(locks) if locks else _nothing(here, pattern, dedup))
     if is_cut and not here.json:
         click.echo(f"There are more than {limit}: --limit 0 lists all.", err=True)
     return FOUND if locks else NOT_FOUND
@@ -190,9 +190,12 @@ def _row(lock: LockInfo) -> tuple[object, ...]:
     return shown(lock.name), by, held, lock.waiting, lock.parked
 
 
-def _nothing(here: Here, pattern: str) -> list[str]:
-    what = "no locks" if pattern == "*" else f"no lock like {pattern!r}"
-    return [f"{what}: nobody holds or waits for one in the namespace {here.locks.namespace!r}"]
+def _nothing(here: Here, pattern: str, dedup: bool) -> list[str]:
+    kind, who = "lock", "nobody holds or waits for one"
+    if dedup:
+        kind, who = "marker", "no call is marked"
+    what = f"no {kind}s" if pattern == "*" else f"no {kind} like {pattern!r}"
+    return [f"{what}: {who} in the namespace {here.locks.namespace!r}"]
 
 
 def _shown_all(locks: list[LockInfo]) -> Iterator[str]:

@@ -179,6 +179,8 @@ def test_the_documents_have_these_fields(run: Run, key: str, held: Any) -> None:
 def test_what_is_not_there_is_said_and_is_exit_code_1(run: Run, key: str) -> None:
     assert "no lock like" in run("ls", key, code=1).stdout
     assert document(run("ls", key, "--json", code=1)) == {"locks": [], "cut": False}
+    markers = run("ls", "--dedup", key, code=1).stdout
+    assert markers.startswith(f"no marker like {key!r}: no call is marked in the namespace")
     assert f"nobody holds '{key}'" in run("show", key, code=1).stdout
     assert "nothing is known of the task" in run("why", "no-such-task", code=1).stdout
     assert "nothing to release" in run("release", key, "--yes", code=1).stdout
