@@ -156,7 +156,8 @@ class Inspection(Protocol):
 
     def keys(self, pattern: str) -> Iterator[list[str]]:
         """The keys of all locks whose names match a glob-style pattern of Redis, some at a time.
-        A key may come twice; and one that is made or goes meanwhile, or not."""
+        A key may come twice; and one that is made or goes meanwhile, or not. The whole name of a
+        lock is such a pattern, also if it is shortened there."""
 
     def keys_of(self, name: str) -> list[str]:
         """Where a lock of this name is, if there is one."""

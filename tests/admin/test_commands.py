@@ -624,6 +624,16 @@ def test_a_name_is_found_as_errors_quote_it(run: Run, redis_url: str, namespace:
         assert lock["name"] == name, "in a pattern a backslash is written twice"
 
 
+def test_a_name_that_is_shortened_in_redis_is_found_by_the_whole_name(
+    run: Run, worker: Worker, key: str
+) -> None:
+    name = f"{key} of {'x' * 200}"
+    with lock_of(worker, name):
+        for each in ("ls", "show"):
+            assert "Lock" in run(each, name).stdout
+        assert len(document(run("ls", f"{key} of *", "--json"))["locks"]) == 1
+
+
 @pytest.mark.parametrize(
     ("redirection", "code", "says"),
     [(">&- <&-", 0, ""), ("> /dev/full", 74, "Error: [Errno 28] No space left on device\n")],

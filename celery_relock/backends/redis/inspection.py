@@ -42,6 +42,9 @@ class Inspection(NamedTuple):
         return True
 
     def keys(self, pattern: str) -> Iterator[list[str]]:
+        named = self.own_keys.lock(pattern)
+        if not named.endswith(pattern):  # a name that long is shortened there, so none is like it
+            yield [named]
         start = _SPECIAL.sub(r"\\\g<0>", self.own_keys.namespace)
         bucket = "0" if self.own_keys.buckets == 1 else "*"
         match = f"{start}:{{{bucket}}}:[lq]:{pattern}"
