@@ -240,18 +240,22 @@ class Question:
         """Who holds what an execution waits for: this lock, and the others that it needs."""
         if len(waiter.names) == 1:
             if not lock.holders:
-                return self._awaited(waiter, lock) or "nobody holds it at this moment"
+                return self._first(waiter, lock) or "nobody holds it at this moment"
             shares = lock.holders[0].shared and waiter.shared
             return _held_by(lock, "it") + (OUTRANKED if shares else "")
         locks = [each for _, each in self.look.get_all(waiter.names, 1, 1)]
         held = [_held_by(each, repr(each.name)) for each in locks if each.holders]
         return "; ".join(held) or "nobody holds them at this moment"
 
-    def _awaited(self, waiter: Waiter, lock: LockInfo) -> str:
-        """What an execution waits for in an order whose first call does not run; "" for nothing."""
+    def _first(self, waiter: Waiter, lock: LockInfo) -> str:
+        """Who is first, where nobody runs, and what with that one; "" if it is this execution."""
         first = lock.waiters[0] if lock.waiters else waiter
-        if first.position >= waiter.position or first.state != "awaited":
+        if first.position >= waiter.position:
             return ""
+        if first.state != "awaited":
+            return f"nobody holds it at this moment, and it is the turn of {first}" + (
+                ", whose message is on its way to a worker" if first.state == "resumed" else ""
+            )
         found = self.look.parked(first.task_id)
         # Its turn came, and with it the next wait: its place in the order stays.
         if found is not None and found.text:

@@ -174,6 +174,30 @@ def test_why_says_that_nobody_reads_the_queue_to_which_a_parked_task_returns(
         control.add_consumer("elsewhere", destination=one, reply=True)
 
 
+def test_why_names_the_first_in_the_queue_if_nobody_holds_the_lock(
+    worker: Worker, locks: Locks, key: str, held: Any
+) -> None:
+    """Its message has gone back to a queue that nobody reads."""
+    control, one = worker.module.app.control, [worker.node]
+    control.add_consumer("elsewhere", destination=one, reply=True)
+    first, other = held.park(queue="elsewhere"), held.park()
+    control.cancel_consumer("elsewhere", destination=one, reply=True)
+    unread = "no worker that answers consumes its queue"
+    try:
+        wait_for(lambda: unread in locks.why(first).sentence, what="nobody to read it")
+        held.go()
+        wait_for(lambda: not locks.get(key).held, what="the end of the holder")
+        sentence = locks.why(other).sentence
+    finally:
+        control.add_consumer("elsewhere", destination=one, reply=True)
+
+    name = worker.module.take.name
+    assert sentence.endswith(
+        "with 1 ahead of it; nobody holds it at this moment, and it is the turn of "
+        f"{name}[{first}], whose message is on its way to a worker"
+    )
+
+
 def test_a_task_that_is_parked_while_the_workers_are_asked_is_parked(
     locks: Locks, held: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
