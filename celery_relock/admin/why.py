@@ -150,10 +150,9 @@ class Question:
         now = _result(self.task_id, _stored(self.app, self.task_id))
         if now is not None and now != told:
             return now
+        lacks = f"does not hold its {_locks(names)}" if names else "holds no lock of its own"
         pid = info.get("worker_pid")
-        return Why(
-            self.task_id, "runs", f"{work} runs in {where} (pid {pid}) and holds no lock of its own"
-        )
+        return Why(self.task_id, "runs", f"{work} runs in {where} (pid {pid}) and {lacks}")
 
     def _parked_elsewhere(self, node: str, state: str, info: dict[str, Any]) -> Why:
         """A worker found it in its Redis, and we did not before in ours (`worker.control`)."""
@@ -271,7 +270,11 @@ def _called(name: str) -> str:
 def _for(names: Sequence[str]) -> str:
     if names[0].startswith(LINE):
         return f"in {_called(names[0])}"
-    return f"for the lock{'s' * (len(names) > 1)} {' and '.join(map(repr, names))}"
+    return f"for the {_locks(names)}"
+
+
+def _locks(names: Sequence[str]) -> str:
+    return f"lock{'s' * (len(names) > 1)} {' and '.join(map(repr, names))}"
 
 
 def _ahead(number: int) -> str:

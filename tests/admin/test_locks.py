@@ -616,8 +616,11 @@ def test_a_forced_release_is_heard_by_the_holder_and_the_next_acquires(
         assert [each.task_id for each in locks.release(key)] == [held.id]
     worker.journal.wait_for(f"took {key}")
     worker.wait_for_log(f"lock '{key}' lost", 20)  # its first renewal is 10 s away
+    why = locks.why(held.id)
     held.go()
 
+    assert why.state == "runs"
+    assert why.sentence.endswith(f") and does not hold its lock {key!r}")
     assert held.result.get(timeout=30) is True, "the holder knows that its lock is lost"
     assert forced == [("release", (key,), held.id, "alice", "desk 3")]
     (record,) = [each for each in caplog.records if "by force" in each.message]
