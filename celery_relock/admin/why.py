@@ -84,7 +84,7 @@ class Question:
                 if state == _UNASKED
                 else "and no result of it was found. It might wait in the broker, "
             )
-            + "or was sent elsewhere, or was never sent"
+            + "or in a worker that does not answer, or was sent elsewhere, or was never sent"
             + ("" if self.app else "; with an app, its result and its workers are asked, too"),
         )
 
