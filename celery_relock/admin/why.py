@@ -84,7 +84,8 @@ class Question:
                 if state == _UNASKED
                 else "and no result of it was found. It might wait in the broker, "
             )
-            + "or in a worker that does not answer, or was sent elsewhere, or was never sent"
+            + "or in a worker that does not answer, or was sent elsewhere, or was "
+            + (self._marked() or "never sent")
             + ("" if self.app else "; with an app, its result and its workers are asked, too"),
         )
 
@@ -203,6 +204,19 @@ class Question:
                 sentence = f"{self.task_id} is a step of a workflow, whose {waits.sentence}"
                 return replace(waits, task_id=self.task_id, sentence=sentence)
         return None
+
+    def _marked(self) -> str:
+        """What a dedup marker tells of a task of which nothing else is known; "" for nothing."""
+        with suppress(LockConfigError):  # `_anywhere` has told that not all may be looked at
+            for marker in self.look.find(f"{MARKER}*") if self.task_id else ():
+                for call in marker.holders:
+                    if call.task_id == self.task_id:
+                        made, left = duration(marker.at - call.since), duration(call.lease_left)
+                        return (
+                            f"lost; its call was marked {made} ago by {marker.name!r}, which keeps "
+                            f"equal calls from being sent for {left} more (lock_dedup)"
+                        )
+        return ""
 
     def _there(self, locks: Sequence[LockInfo]) -> Why | None:
         """What a task does at these locks; None if it neither holds one nor waits for one."""

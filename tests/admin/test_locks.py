@@ -569,6 +569,22 @@ def test_of_a_task_with_a_dedup_marker_the_lock_is_told(
         desk.close()
 
 
+def test_of_a_call_whose_message_is_lost_the_marker_is_told(
+    worker: Worker, locks: Locks, key: str
+) -> None:
+    lost = worker.module.once.apply_async((key,), queue="nowhere")
+    try:
+        why = locks.why(lost.id)
+    finally:
+        worker.module.once.unmark(key)
+
+    assert why.state == "unknown"
+    assert "or was sent elsewhere, or was lost; its call was marked " in why.sentence
+    name = f"{MARKER}{worker.module.once.name}\t{key}"
+    assert f" ago by {name!r}, which keeps equal calls from being sent for " in why.sentence
+    assert "never sent" not in why.sentence
+
+
 def test_who_may_not_look_at_all_locks_is_told_what_else_is_known(own_redis: Any) -> None:
     client = own_redis().client()
     url = "redis://small:pw@{host}:{port}/0".format(**client.get_connection_kwargs())
