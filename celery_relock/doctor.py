@@ -626,7 +626,7 @@ def _parked(
             "holds up the tasks behind it for a minute.",
             f"Start a worker with -Q {queue}, or cancel them: celery relock cancel {each.task_id}",
         )
-    if often := [each for each in parked if each.sent >= _OFTEN]:
+    if often := [each for each in parked if each.sent >= _OFTEN and each.queue not in unserved]:
         first = max(often, key=lambda each: each.sent)
         yield Finding(
             "parked",

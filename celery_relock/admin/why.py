@@ -98,22 +98,25 @@ class Question:
         if found.name.startswith(DEBOUNCE):
             sentence = f"{work} is a burst of calls that began {waits} ago: {_pause_of(lock)}"
             return Why(self.task_id, waiter.state, sentence, found.name, ahead, lock.holders)
+        unread = self._without_a_worker(found.text)
         if waiter.state == "resumed":
             sentence = (
                 f"{work} has its turn {_for(waiter.names)} after {waits}: its message is on "
                 "its way to a worker"
             )
             if waiter.sent > 2:
-                sentence += (
-                    f" (it was handed out {waiter.sent} times; if the workers' logs have no "
-                    "'could not be resumed', their queue has a backlog)"
+                sentence += f" (it was handed out {waiter.sent} times" + (
+                    ")"
+                    if unread
+                    else "; if the workers' logs have no 'could not be resumed', their queue has a "
+                    "backlog)"
                 )
         else:
             sentence = (
                 f"{work} is parked: it has waited {waits} {_for(waiter.names)}, "
                 f"{_ahead(ahead)}; {self._in_the_way(waiter, lock)}"
             )
-        sentence += self._without_a_worker(found.text)
+        sentence += unread
         return Why(self.task_id, waiter.state, sentence, found.name, ahead, lock.holders)
 
     def _without_a_worker(self, text: str) -> str:
