@@ -570,6 +570,7 @@ def _compared(
             "Give both the same relock_url.",
         )
     yield from _of_tasks(name, told.get("tasks") or {}, registered, app)
+    yield from _of_limits(name, told, app)
 
 
 def _of_tasks(
@@ -594,6 +595,22 @@ def _of_tasks(
                 ERROR,
                 f"the worker {name} has lock_key={key} for {task}, and here {here}",
                 "The two do not exclude each other.",
+                "Deploy the same code everywhere, and restart the worker.",
+            )
+
+
+def _of_limits(name: str, told: _Told, app: Any) -> Iterator[Finding]:
+    """An older version of the library does not tell the limits."""
+    keys, limits = told.get("tasks") or {}, told.get("limits") or {}
+    for options in sorted((each.options for each in locked_tasks(app)), key=lambda each: each.task):
+        here, there = key_of(options.limit), limits.get(options.task)
+        if there not in (None, here) and keys.get(options.task) == key_of(options.key):
+            yield Finding(
+                "workers",
+                ERROR,
+                f"the worker {name} has lock_limit={there} for {options.task}, and here it is "
+                f"{here}",
+                "The task with the higher limit runs beside one that expects to be alone.",
                 "Deploy the same code everywhere, and restart the worker.",
             )
 

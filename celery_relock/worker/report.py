@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import redis
@@ -20,6 +21,7 @@ def report(app: Any) -> dict[str, Any]:
         "version": __version__,
         "redis-py": redis.__version__,
         "tasks": {each.options.task: key_of(each.options.key) for each in locked_tasks(app)},
+        "limits": {each.options.task: key_of(each.options.limit) for each in locked_tasks(app)},
         "beside": company.tracers(),
         "home": parking.home(app),
     }
@@ -32,7 +34,9 @@ def report(app: Any) -> dict[str, Any]:
 
 
 def key_of(key: Any) -> str:
-    """A `lock_key` as text, the same in each process: of a function its name."""
+    """A `lock_key` or `lock_limit` as text, the same in each process: of a function its name."""
+    if isinstance(key, Mapping):
+        return f"{{{', '.join(f'{key_of(part)}: {key_of(each)}' for part, each in key.items())}}}"
     if isinstance(key, list | tuple):
         return f"[{', '.join(map(key_of, key))}]"
     if callable(key):

@@ -24,6 +24,7 @@ from celery_relock.engine import diagnosis
 from celery_relock.engine.inspection import Server
 from celery_relock.engine.protocol import Claim, ParkRequest, Release
 from celery_relock.worker.parking import home
+from celery_relock.worker.report import key_of
 from tests.support import RedisServer, new_namespace, wait_for
 from tests.support.clock import server_with_a_clock
 from tests.support.programs import said_by
@@ -458,11 +459,11 @@ def test_a_worker_that_runs_a_locked_task_without_the_library(worker, module_wor
     assert old.stop() == 0
 
 
-def declared_anew(worker, name, **options):
+def declared_anew(worker, name, body=None, **options):
     """The worker's app, where one task is declared in another way."""
     app = _import_afresh(APP, worker.settings).app
     del app.tasks[name]
-    app.task(_body_of, name=name, shared=False, **options)
+    app.task(body or _body_of, name=name, shared=False, **options)
     return app
 
 
@@ -481,6 +482,20 @@ def test_a_worker_that_locks_a_task_which_has_no_lock_here(worker):
     assert finding.severity == "error"
     what = "has lock_key='account:{account}' for charge, and here it has no lock"
     assert finding.what == f"the worker {worker.node} {what}"
+
+
+def test_a_worker_with_another_limit(worker):
+    options = {"base": LockedTask, "lock_key": "account:{account}", "lock_limit": 3}
+    newer = declared_anew(worker, "charge", _body_of_charge, **options)
+    finding = only(of_workers(newer), "workers")
+    assert finding.severity == "error"
+    what = f"the worker {worker.node} has lock_limit=1 for charge, and here it is 3"
+    assert finding.what == what
+
+
+def test_limits_of_each_form_are_told_as_text():
+    assert key_of({"a": 2, print: 1}) == "{'a': 2, builtins.print: 1}"
+    assert key_of([1, 2]) == "[1, 2]"
 
 
 def test_no_worker_and_no_broker(app_with):
@@ -657,6 +672,10 @@ def _body():
 
 
 def _body_of(a):
+    pass
+
+
+def _body_of_charge(account):
     pass
 
 
