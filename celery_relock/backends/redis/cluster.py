@@ -122,12 +122,6 @@ class Map:
         """The node to which the node `by` redirects a command. MOVED is remembered, ASK is not."""
         # A redirection without a host means the host of the node that redirects.
         node = self._from_here(error.host or by.host, int(error.port))
-        if error.host == _NAMELESS:
-            with suppress(*FAULTS):
-                self.look()
-            slots = {self._slots[bucket]: each for bucket, each in self._serving.items()}
-            nodes = (slots.get(int(error.slot_id), by), *self._known)
-            node = next((n for n in nodes if n != by and n.port == node.port), node)
         if isinstance(error, MovedError):
             there = (b for b, slot in enumerate(self._slots) if slot == error.slot_id)
             self._serving = {**self._serving, **dict.fromkeys(there, node)}
