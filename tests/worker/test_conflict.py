@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from types import SimpleNamespace
 
@@ -273,3 +274,25 @@ def test_a_copy_without_a_result_has_to_run_for_what_comes_after_it(told, has_to
     task = app.tasks[ends.name]
     message = Context(id="t1", headers={}, ignore_result=True, **told)
     assert conflict._has_to_run(task, message) is has_to_run
+
+
+def test_a_thread_with_the_number_of_one_in_which_a_worker_consumed_waits_as_any(monkeypatch):
+    monkeypatch.setattr(conflict, "_consumer", conflict._consumer)
+    said = []
+
+    def consume():
+        conflict.remember_consumer()
+        said.append((threading.get_ident(), conflict.consumes_here()))
+
+    def come_later():
+        said.append((threading.get_ident(), conflict.consumes_here()))
+
+    for body in (consume, *[come_later] * 20):
+        thread = threading.Thread(target=body)
+        thread.start()
+        thread.join()
+
+    (number, consumes), *later = said
+    assert consumes
+    assert number in dict(later), "no thread of this system gets the number of another one"
+    assert not any(dict(later).values())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 
 from celery import Celery
@@ -72,7 +71,8 @@ def test_the_thread_that_consumes_asks_redis_nothing_for_a_revoked_message(
         return release(*told, **more)
 
     monkeypatch.setattr(backend, "release", noted)
-    monkeypatch.setattr(conflict, "_consumer", (os.getpid(), threading.get_ident()))
+    monkeypatch.setattr(conflict, "_consumer", conflict._consumer)
+    conflict.remember_consumer()
 
     task_revoked.send(sender=app.tasks[ships.name], request=request, terminated=True)
 
