@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from celery import bootsteps
@@ -284,6 +285,8 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
     def _open(self) -> None:
         c = self._c
         made = c.connection.channel()
+        if not is_amqp(c.connection):
+            made.close = partial(_close, made.close, c.connection_errors)
         self._window = _window(c)
         made.basic_qos(0, self._window, False)
         self._consumer = Consumer(
@@ -497,6 +500,18 @@ task_postrun.connect(_escapes, weak=False, dispatch_uid="celery_relock.slots")
 def _execution(message: Any) -> str:
     header = parse(message.headers.get(HEADER))
     return "" if header is None else header.execution_id
+
+
+def _close(close: Callable[[], None], failed: tuple[type[Exception], ...]) -> None:
+    """Close a channel of Redis, which after a lost connection takes two tries: the first one reads
+    from the socket that is gone. Kombu makes one, gives up the channel with its descriptors, and
+    does not come to the worker's own channel before that cannot put back what it has: an error that
+    ends the worker."""
+    try:
+        close()
+    except failed:
+        with suppress(*failed):
+            close()
 
 
 def _beside(queue: Any, amqp: bool) -> Any:

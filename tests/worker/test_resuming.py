@@ -7,10 +7,12 @@ import itertools
 import time
 import uuid
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 
+import psutil
 import pytest
+import redis
 from celery import VERSION, Celery
 from kombu import Connection, Exchange, Queue
 from kombu.common import Broadcast
@@ -580,6 +582,42 @@ def test_apps_of_one_process_publish_to_their_own_brokers(redis_url, namespace, 
     finally:
         for worker in both:
             worker.close()
+
+
+def lose_the_broker(worker, client, account, times, backlog=0):
+    """End all connections of a worker's main process, each time when it has resumed a task."""
+    lost, process = "Connection to broker lost", psutil.Process(worker.pid)
+    for _ in range(times):
+        lock, before = held(worker, account), worker.log().count(lost)
+        result = worker.module.takes.delay(account)
+        wait_until_parked(worker, lock.name)
+        lock.release()
+        result.get(timeout=30)
+        for _ in range(backlog):
+            worker.module.filler.delay(0.2)
+        for each in process.net_connections("tcp"):
+            with suppress(redis.ResponseError):  # it is gone already
+                client.client_kill(f"{each.laddr.ip}:{each.laddr.port}")
+        wait_for(lambda before=before: worker.log().count(lost) > before)
+
+
+def test_a_worker_that_loses_its_broker_again_and_again_keeps_nothing_of_that(
+    start, client, account
+):
+    worker = ready(start("redis"))
+    process = psutil.Process(worker.pid)
+    lose_the_broker(worker, client, account, 3)
+    time.sleep(2)  # until it has connected anew
+    before = process.num_fds()
+    lose_the_broker(worker, client, account, 15)
+    wait_for(lambda: process.num_fds() < before + 5, what="that it keeps few descriptors")
+
+
+def test_a_worker_with_a_backlog_goes_on_when_it_loses_its_broker(start, client, account):
+    worker = ready(start("redis"))
+    lose_the_broker(worker, client, account, 8, backlog=8)
+    assert worker.module.takes.delay(account).get(timeout=60)
+    assert not worker.ended
 
 
 def test_one_outbox_publishes_for_all_apps_of_its_process_and_for_no_other(
