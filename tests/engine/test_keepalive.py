@@ -494,12 +494,12 @@ def test_an_outage_is_told_once_however_often_a_renewal_is_tried(
 
 
 def test_backends_that_come_and_go_beside_one_that_stays_leave_nothing(
-    runs: Callable[..., Any], redis_url: str
+    runs: Callable[..., Any], redis_server: RedisServer
 ) -> None:
-    stays = runs()
+    stays = runs(redis_server.url)
     with_lock = stays.held("stays")
     for number in range(5):
-        another = runs(f"{redis_url}?socket_timeout={5 + number}")
+        another = runs(f"{redis_server.url}?socket_timeout={5 + number}")
         renewed_now(another, lease := another.held("goes"))
         another.release(lease)
     renewed_now(stays, with_lock)
