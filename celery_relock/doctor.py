@@ -11,7 +11,7 @@ changes nothing. `quick` looks at the settings and the servers, for a check that
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from statistics import median
@@ -569,15 +569,13 @@ def _compared(
             "If this is another Redis, or another database, the two do not exclude each other.",
             "Give both the same relock_url.",
         )
-    yield from _of_tasks(name, told.get("tasks") or {}, registered, app)
-    yield from _of_limits(name, told, app)
+    yield from _of_tasks(name, told, registered, app)
 
 
-def _of_tasks(
-    name: str, locked: Mapping[str, str], registered: set[str], app: Any
-) -> Iterator[Finding]:
-    """`locked`: the worker's locked tasks, each with its key; `registered`: all its tasks."""
-    own = {each.options.task: key_of(each.options.key) for each in locked_tasks(app)}
+def _of_tasks(name: str, told: _Told, registered: set[str], app: Any) -> Iterator[Finding]:
+    """`registered`: all tasks of the worker. An older version of the library tells no limits."""
+    locked, limits = told.get("tasks") or {}, told.get("limits") or {}
+    own = {each.options.task: each.options for each in locked_tasks(app)}
     if unlocked := sorted((own.keys() & registered) - locked.keys()):
         yield Finding(
             "workers",
@@ -588,31 +586,25 @@ def _of_tasks(
             "Deploy the same code everywhere, and restart the worker.",
         )
     for task, key in sorted(locked.items()):
-        if task in app.tasks and own.get(task) != key:
-            here = f"it is {own[task]}" if task in own else "it has no lock"
-            yield Finding(
-                "workers",
-                ERROR,
-                f"the worker {name} has lock_key={key} for {task}, and here {here}",
-                "The two do not exclude each other.",
-                "Deploy the same code everywhere, and restart the worker.",
-            )
-
-
-def _of_limits(name: str, told: _Told, app: Any) -> Iterator[Finding]:
-    """An older version of the library does not tell the limits."""
-    keys, limits = told.get("tasks") or {}, told.get("limits") or {}
-    for options in sorted((each.options for each in locked_tasks(app)), key=lambda each: each.task):
-        here, there = key_of(options.limit), limits.get(options.task)
-        if there not in (None, here) and keys.get(options.task) == key_of(options.key):
-            yield Finding(
-                "workers",
-                ERROR,
-                f"the worker {name} has lock_limit={there} for {options.task}, and here it is "
-                f"{here}",
-                "The task with the higher limit runs beside one that expects to be alone.",
-                "Deploy the same code everywhere, and restart the worker.",
-            )
+        here, limit = own.get(task), limits.get(task)
+        if task not in app.tasks:
+            continue
+        if here is None or key_of(here.key) != key:
+            differs = f"lock_key={key} for {task}, and here "
+            differs += f"it is {key_of(here.key)}" if here else "it has no lock"
+            risk = "The two do not exclude each other."
+        elif limit not in (None, key_of(here.limit)):
+            differs = f"lock_limit={limit} for {task}, and here it is {key_of(here.limit)}"
+            risk = "The task with the higher limit runs beside one that expects to be alone."
+        else:
+            continue
+        yield Finding(
+            "workers",
+            ERROR,
+            f"the worker {name} has {differs}",
+            risk,
+            "Deploy the same code everywhere, and restart the worker.",
+        )
 
 
 def _parked(
