@@ -173,9 +173,11 @@ class Finder:
 
     def _ask(self, host: Address, within: float) -> tuple[dict[str, dict[bytes, bytes]], Any]:
         """What a Sentinel says of each service, and the address that it tells for ours."""
-        links, address = self._links[host], ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.service)
+        # Under gevent a socket belongs to its thread, and the keep-alive thread looks, too.
+        links = self._to(host) if (alone := green()) else self._links[host]
+        address = "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.service
         states, there = links.ask([("SENTINEL", "MASTERS"), address], Effort(within))
-        if green():  # where a socket belongs to its thread, and the keep-alive thread looks, too
+        if alone:
             links.close()
         for answer in (states, there):
             if isinstance(answer, Exception):
