@@ -105,12 +105,11 @@ class Question:
                 "its way to a worker"
             )
             if waiter.sent > 2:
-                sentence += f" (it was handed out {waiter.sent} times" + (
-                    ")"
-                    if unread
-                    else "; if the workers' logs have no 'could not be resumed', their queue has a "
-                    "backlog)"
-                )
+                often = f"it was handed out {waiter.sent} times"
+                if not unread:
+                    often += "; if the workers' logs have no 'could not be resumed', their queue "
+                    often += "has a backlog"
+                sentence += f" ({often})"
         else:
             sentence = (
                 f"{work} is parked: it has waited {waits} {_for(waiter.names)}, "
