@@ -285,8 +285,8 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
     def _open(self) -> None:
         c = self._c
         made = c.connection.channel()
-        if not is_amqp(c.connection):
-            made.close = partial(_close, made.close, c.connection_errors)
+        for each in () if is_amqp(c.connection) else (made, c.task_consumer.channel):
+            each.close = partial(_close, each, c.connection_errors)
         self._window = _window(c)
         made.basic_qos(0, self._window, False)
         self._consumer = Consumer(
@@ -502,16 +502,19 @@ def _execution(message: Any) -> str:
     return "" if header is None else header.execution_id
 
 
-def _close(close: Callable[[], None], failed: tuple[type[Exception], ...]) -> None:
+def _close(channel: Any, failed: tuple[type[Exception], ...]) -> None:
     """Close a channel of Redis, which after a lost connection takes two tries: the first one reads
-    from the socket that is gone. Kombu makes one, gives up the channel with its descriptors, and
-    does not come to the worker's own channel before that cannot put back what it has: an error that
-    ends the worker."""
+    from the socket that is gone.
+
+    Kombu makes the second one only of the channel by which it heard of the loss: without ours that
+    is mostly the worker's own. Of that it is too late afterwards: what it cannot put back then is
+    an AttributeError, which ends the worker.
+    """
     try:
-        close()
+        type(channel).close(channel)
     except failed:
         with suppress(*failed):
-            close()
+            type(channel).close(channel)
 
 
 def _beside(queue: Any, amqp: bool) -> Any:
