@@ -620,6 +620,18 @@ def test_a_worker_with_a_backlog_goes_on_when_it_loses_its_broker(start, client,
     assert not worker.ended
 
 
+def test_a_worker_with_a_backlog_goes_on_when_its_broker_has_been_down(start, own_redis, account):
+    broker, lost = own_redis("--appendonly", "yes"), "Connection to broker lost"
+    worker = ready(start("redis", env={"RELOCK_TEST_BROKER": broker.url}))
+    for times in range(1, 4):
+        sent = [worker.module.filler.delay(1.0) for _ in range(8)]
+        wait_for(lambda sent=sent: f"{sent[4].id}] received" in worker.log(), what="the backlog")
+        broker.kill()
+        wait_for(lambda times=times: worker.ended or worker.log().count(lost) >= times)
+        broker.restart(keep_data=True)
+        assert worker.module.takes.delay(account).get(timeout=60)
+
+
 def test_one_outbox_publishes_for_all_apps_of_its_process_and_for_no_other(
     monkeypatch, redis_url, namespace
 ):
