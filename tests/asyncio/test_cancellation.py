@@ -349,9 +349,9 @@ def test_an_answer_that_comes_when_the_release_has_failed_is_not_renewed(
                 await asyncio.wait_for(one.acquire(), 0.1)
             slow.deliver()
             await asyncio.to_thread(until_it_has_made_its_calls, one._engine)
-        assert state().holds
-        keepalive.look_now(one._engine.backend)
-        await asyncio.to_thread(wait_for, lambda: not of(one))
+            assert state().holds
+            keepalive.look_now(one._engine.backend)
+            await asyncio.to_thread(wait_for, lambda: not of(one))
 
     def of(one: Lock) -> list[Any]:
         return [each for each in keepalive.leases() if each.backend is one._engine.backend]
