@@ -270,7 +270,7 @@ def test_a_call_that_has_to_wait_is_no_error(bench: Bench) -> None:
 @pytest.mark.beside("nobody", "sentry", "all tracers", "django")
 def test_what_beat_sends_waits_its_turn(bench: Bench) -> None:
     beat = bench.start_beat()
-    bench.wait_for("begin", timeout=20)
+    bench.wait_for("begin", timeout=60)
     bench.assert_held()
     wait_for(lambda: beat.log().count("Sending due task") >= 4, what="four ticks")
     beat.close()

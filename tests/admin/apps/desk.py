@@ -17,7 +17,7 @@ journal = Journal.from_env()
 
 def stand(key):
     """Wait until the test lets a key go."""
-    journal.wait_for(f"go {key}", 100)
+    journal.wait_for(f"go {key}", 600)
 
 
 @app.task(base=LockedTask, bind=True, lock_key=KEY)
