@@ -29,8 +29,8 @@ class Why(Plain):
             worker; "waits", it waits for the lock in a worker slot; "awaited", it has a place in
             the order of its lock, and its message has not come; "received", a worker has its
             message and no free slot; "runs" without holding a lock of its own; "retry", it will
-            run again; "dropped"; "ended"; "lost", it was parked, and nothing is known of it any
-            more; "unknown".
+            run again; "dropped"; "ended"; "lost", it was parked or had begun, and nothing is known
+            of it any more; "unknown".
         sentence: the whole answer, for people.
         lock: the name of the lock that it holds or waits for; "" for none.
         ahead: how many executions are ahead of it in the queue.

@@ -358,14 +358,27 @@ def _stored(app: Any, task_id: str) -> tuple[str, Any, str]:
 
 
 def _lost(task_id: str, stored: tuple[str, Any, str], answered: bool) -> Why | None:
-    """What is to be said of a task that had to wait, if nothing else is known of it any more."""
+    """What is to be said of a task that had to wait, or had begun, if nothing else is known of it
+    any more."""
+    from celery.states import STARTED
+
     from ..worker.events import BLOCKED
 
     state, told, work = stored
-    if state != BLOCKED or not isinstance(told, dict):
+    meta = told if isinstance(told, dict) else {}
+    if state not in (STARTED, BLOCKED):
         return None
-    lock = str(told.get("lock") or "")
-    since = duration(max(time.time() - float(told.get("blocked_at") or 0), 0.0))
+    if state == STARTED:
+        where = f" in the worker {meta['hostname']} (pid {meta['pid']})" if "pid" in meta else ""
+        return Why(
+            task_id,
+            "lost",
+            f"{work} has begun{where}, and no worker that answers has it any more: it "
+            "runs in one that does not answer, or was lost with its process, or its "
+            "message comes again (acks_late). If it stays so, send the task again",
+        )
+    lock = str(meta.get("lock") or "")
+    since = duration(max(time.time() - float(meta.get("blocked_at") or 0), 0.0))
     return Why(
         task_id,
         "lost",

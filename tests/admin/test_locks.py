@@ -250,6 +250,20 @@ def test_why_says_that_a_parked_task_is_lost(
     worker.module.app.backend.mark_as_revoked(parked)  # `held` waits for its end
 
 
+def test_why_says_that_a_task_that_had_begun_is_lost(new_worker: Any) -> None:
+    worker = new_worker("tests.admin.apps.desk", pool="solo")
+    locks, task_id = Locks(worker.module.app), worker.module.hold.delay("a").id
+    worker.journal.wait_for("inside a")
+    worker.kill()
+    assert locks.release("a")
+
+    why = locks.why(task_id)
+
+    assert why.state == "lost", why
+    assert f"has begun in the worker {worker.node} (pid {worker.pid}), and " in why.sentence
+    assert "send the task again" in why.sentence
+
+
 def test_why_tells_of_each_lock_that_a_task_waits_for(
     worker: Worker, locks: Locks, key: str, held: Any
 ) -> None:
