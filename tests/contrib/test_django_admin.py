@@ -148,6 +148,24 @@ def test_a_page_lists_locks_and_a_page_shows_one_to_whoever_may_see(
     assert "Nobody holds this lock" in viewer.text
 
 
+def test_the_list_tells_a_holder_that_has_ended_from_one_that_works(
+    worker: Worker, site: Site
+) -> None:
+    tasks, locks = worker.module, Locks(worker.module.app)
+    tasks.cools.delay("cold").get(timeout=20)
+    tasks.again.delay("of a retry")
+    wait_for(
+        lambda: locks.get("of a retry").holders[:1] and locks.get("of a retry").holders[0].kept
+    )
+
+    viewer = Browser(site.port, "viewer")
+
+    assert "<td>tests.admin.apps.desk.cools (cools down)</td>" in viewer.text
+    assert "<td>tests.admin.apps.desk.again (kept)</td>" in viewer.text
+    for name in ("cold", "of a retry"):
+        locks.release(name)
+
+
 @pytest.mark.parametrize(
     "name", ["order[1]", r"C:\[new]*", "é" * 100, NAME[::-1], "..", ".", "_2E"]
 )
