@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from ..engine import ids
@@ -115,6 +116,15 @@ class Stats(Plain):
             if waits > found["oldest_wait"]:
                 found["oldest_wait"], found["oldest_wait_lock"] = waits, lock.name
         return cls(**found)
+
+
+def once_each(found: Iterable[Iterable[LockInfo]]) -> Iterator[LockInfo]:
+    """The locks like one of several patterns: a name can be like more of them."""
+    seen: set[str] = set()
+    for lock in chain.from_iterable(found):
+        if lock.name not in seen:
+            seen.add(lock.name)
+            yield lock
 
 
 def permits_in(locks: Sequence[LockInfo]) -> frozenset[str] | None:

@@ -13,13 +13,13 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO, cast
 
 import click
 
 from ..admin import LockInfo, Locks
+from ..admin.look import once_each
 from ..admin.names import plain, typed
 from ..engine.protocol import MARKER
 from ..errors import LockConfigError, LockUnavailable, RelockError
@@ -112,12 +112,7 @@ class Here:
         meant = typed(pattern, is_pattern=True)
         # `ls --dedup` shows names with this prefix, which `Locks.find` adds.
         patterns = dict.fromkeys((pattern, meant.removeprefix(MARKER) if markers else meant))
-        found = chain.from_iterable(self.locks.find(each, markers=markers) for each in patterns)
-        seen: set[str] = set()
-        for each in found:
-            if each.name not in seen:  # a name can be like both
-                seen.add(each.name)
-                yield each
+        return once_each(self.locks.find(each, markers=markers) for each in patterns)
 
     def meant(self, name: str) -> str:
         """The lock that somebody typed. A lock that has the very name comes before another one

@@ -21,8 +21,8 @@ from django.urls import path, reverse
 from django.views.decorators.http import require_POST
 
 from ...admin import LockInfo, Locks
-from ...admin.look import held_for, permits_in
-from ...admin.names import shown
+from ...admin.look import held_for, once_each, permits_in
+from ...admin.names import shown, typed
 from ...engine.events import duration
 from ...errors import RelockError
 from .models import Lock
@@ -62,7 +62,9 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]  # Django ships no type
         found: dict[str, Any] = {"q": wanted, "task": task_id}
         try:
             locks = self._locks(request)
-            every = locks.find(_pattern(wanted))
+            # Perhaps it was pasted as the list shows it.
+            patterns = dict.fromkeys((_pattern(wanted), _pattern(typed(wanted))))
+            every = once_each(map(locks.find, patterns))
             first = nsmallest(_SHOWN + 1, every, key=lambda lock: (-lock.waiting, lock.name))
             found["cut"] = len(first) > _SHOWN
             found["rows"] = [_row(lock) for lock in first[:_SHOWN]]
