@@ -61,7 +61,7 @@ COUNTERS = {
     "forced": Instrument(
         "Locks released by force, and parked tasks cancelled, by this process", ("action",)
     ),
-    "renewal_failures": Instrument("Renewals that did not reach Redis, one for each lock"),
+    "renewal_failures": Instrument("Renewals that did not reach Redis, one for each execution"),
 }
 HISTOGRAMS = {
     "wait": Instrument("Seconds for which an execution waited for its lock, also in vain"),
