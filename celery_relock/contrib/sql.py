@@ -186,10 +186,12 @@ def _begin(connection: Any, tokens: Mapping[str, int], check: Callable[[], None]
 
 
 def _end(connection: Any, tokens: Mapping[str, int], check: Callable[[], None]) -> None:
+    if getattr(connection, "needs_rollback", False):
+        return  # Django rolls all back that the block has written, and refuses statements till then
     if _has_ended(connection) or not _in_transaction(_driver_of(connection)):
         raise LockConfigError(
             f"the transaction ended inside the fenced block of {', '.join(sorted(tokens))}: commit "
-            "after the block, not in it"
+            "or roll back after the block, not in it"
         )
     _begin(connection, tokens, check)
 

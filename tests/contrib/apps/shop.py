@@ -14,6 +14,7 @@ import pymysql
 from django.conf import settings
 from django.core.management import call_command
 
+from celery_relock import Lock
 from celery_relock.contrib.sql import fence
 from celery_relock.errors import LockConfigError, LockLost
 
@@ -25,6 +26,16 @@ def write(alias: str, token: int, amount: int) -> None:
         with connections[alias].cursor() as cursor:
             cursor.execute("INSERT INTO payments VALUES (%s)", [amount])
         fence(connections[alias], "account:42", token)
+
+
+def write_and_roll_back(alias: str, amount: int) -> None:
+    from django.db import connections, transaction
+
+    connection, lock = connections[alias], Lock("memory://", "account:7")
+    with lock, transaction.atomic(using=alias), lock.fenced(connection):
+        with connection.cursor() as cursor:
+            cursor.execute("INSERT INTO payments VALUES (%s)", [amount])
+        transaction.set_rollback(True, using=alias)
 
 
 def payments(alias: str) -> list[int]:
@@ -51,6 +62,7 @@ def happens(alias: str) -> dict[str, Any]:
         fence(connections[alias], "account:42", 2)
     except LockConfigError:
         found["outside of atomic"] = "LockConfigError"
+    write_and_roll_back(alias, 30)
     found["payments"] = payments(alias)
     if sys.argv[2:]:
         names: dict[str, Any] = {}
