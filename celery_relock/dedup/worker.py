@@ -277,8 +277,10 @@ def clear_away(
 ) -> None:
     """The call is not executed: another one may be sent."""
     header = header_of(request)
-    made = Marker(*header.dedup) if header.dedup else _marker_by_name(task, request)
-    if made is None or not made.name or (began and made.until == marker.TIME):
+    told = header.dedup
+    # One that was sent without a marker got its own when it came, and has it while it is parked.
+    made = Marker(*told) if told and told[0] else _marker_by_name(task, request)
+    if made is None or (began and made.until == marker.TIME):
         return
     # Also for a retry that is revoked before the body that sent it has ended.
     own = marker.hold_id(header.first_execution_id)

@@ -10,6 +10,7 @@ import pytest
 from billiard.exceptions import WorkerLostError
 from celery.exceptions import TaskRevokedError
 
+from celery_relock.dedup import marker
 from tests.support import new_namespace, wait_for
 from tests.support.messages import Message
 from tests.support.parked import engine_here, lock_of
@@ -138,6 +139,21 @@ def test_when_it_was_revoked_while_it_was_parked(m, worker, account):
     with pytest.raises(TaskRevokedError):
         first.get(timeout=20)
     wait_for(lambda: m.starts.marked(slow) is None, what="the call to count no longer")
+    worker.journal.add(f"free {slow}")
+
+
+def test_when_somebody_waits_for_it_and_it_was_revoked_while_it_was_parked(m, worker, account):
+    slow = f"slow{account}"
+    m.without.delay(slow)
+    _began(worker, slow)
+    step = m.done.apply_async((slow,), link=m.without.si(account))
+    wait_for(lambda: step.state == "BLOCKED", what="it to be parked")
+    step.revoke()
+    with pytest.raises(TaskRevokedError):
+        step.get(timeout=20)
+    # Not by `marked`, which asks for the state, too: it may be stored nowhere.
+    name = marker.name_for(m.done.name, [f"account:{slow}"])
+    wait_for(lambda: marker.look(engine_here(m.app), name) is None, what="its marker to go")
     worker.journal.add(f"free {slow}")
 
 
