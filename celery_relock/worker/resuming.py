@@ -475,7 +475,16 @@ def _slots(c: Any) -> int:
 
 def _has_free_slot(c: Any) -> bool:
     # A cold shutdown ends the pool first, and messages still come.
-    return c.pool.active and len(reserved_requests) < _slots(c)
+    return c.pool.active and len(reserved_requests) - _not_begun() < _slots(c)
+
+
+def _not_begun() -> int:
+    """How many tasks Celery counts as active for as long as the worker lives, though no body began:
+    they were to be terminated when they began (`revoke`), and the pool of threads terminates none.
+    """
+    with suppress(RuntimeError):  # a thread has just begun or ended one; the next look is soon
+        return sum(each._terminate_on_ack is not None for each in active_requests)
+    return 0
 
 
 def _ended() -> int:

@@ -19,6 +19,7 @@ from celery import VERSION, Celery, Task, current_app
 from celery._state import _get_active_apps, _task_stack
 from celery.app.task import Context
 from celery.app.trace import build_tracer
+from celery.concurrency.base import BasePool
 from celery.concurrency.prefork import process_initializer
 from celery.events.state import Task as ShownTask
 from celery.exceptions import Ignore, WorkerLostError
@@ -334,6 +335,20 @@ def _():
     assert request not in {*state.active_requests, *state.reserved_requests}
     assert "x" not in state.revoked
     assert isinstance(state.revoked_stamps, dict)
+
+
+@row("`Request._terminate_on_ack`")
+def _():
+    _, task = app_with_a_task()
+    task.acks_late = True
+    _, request = received(task)
+    assert request._terminate_on_ack is None
+    request.terminate(BasePool())
+    assert request._terminate_on_ack is not None
+    with pytest.raises(NotImplementedError):
+        request.on_accepted(1, 1.0)
+    assert request in state.active_requests
+    state.task_ready(request)
 
 
 @row("`celery.worker.request.Request`, `celery.worker.strategy.proto1_to_proto2`")

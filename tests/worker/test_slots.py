@@ -149,6 +149,19 @@ def test_a_body_that_ends_with_no_exception_leaves_its_slot_free(start, account,
     assert result.get(timeout=10) == result.id
 
 
+def test_a_task_that_the_pool_can_not_terminate_leaves_its_slot_free(start, account):
+    (worker,) = start("redis", 1, "threads", RELOCK_TEST_PREFETCH="2")
+    gate, _ = busy(worker)
+    behind = worker.module.filler.delay(0)
+    worker.wait_for_log("filler.*received")
+    behind.revoke(terminate=True)
+    worker.wait_for_log(f"Terminating {behind.id}")
+    open_gate(worker, gate)
+    lock, result = parked(worker, account)
+    lock.release()
+    assert result.get(timeout=10) == result.id
+
+
 def test_a_pool_that_a_cold_shutdown_has_ended_has_no_slot_for_what_still_comes():
     pool = TaskPool(1, app=Celery(broker="memory://", set_as_current=False))
     worker = SimpleNamespace(pool=pool, controller=None)
