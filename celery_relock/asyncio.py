@@ -94,7 +94,7 @@ class Lock(NamedLock["Client"]):
 
     @property
     def _aside(self) -> AsyncEngine:
-        return AsyncEngine(self._engine)
+        return AsyncEngine(self._engine, self.name)
 
     # These are not coroutine functions: a call belongs to the task that makes it, even if another
     # task awaits the result, as in `asyncio.wait_for` before Python 3.12.
@@ -127,7 +127,7 @@ class Lock(NamedLock["Client"]):
         return self._owned(self._lease)
 
     async def locked(self) -> bool:
-        return bool((await self._aside.call(self._engine.inspect, self.name)).holds)
+        return bool((await self._aside.call("inspect", self._engine.inspect, self.name)).holds)
 
     async def __aenter__(self) -> Lock:
         wait = self._wait(None, None)
@@ -227,20 +227,20 @@ class Lock(NamedLock["Client"]):
     async def _extend(self, grip: Grip, additional_time: float, replace_ttl: bool) -> bool:
         length = self._length(grip, additional_time, replace_ttl)
         extend = self._engine.extend
-        if not grip.borrowed and not await self._aside.call(extend, grip.lease, length):
+        if not grip.borrowed and not await self._aside.call("extend", extend, grip.lease, length):
             raise self._not_owned("was lost before it was extended")
         return True
 
     async def _downgrade(self, grip: Grip) -> None:
         self._check_downgrade(grip)
-        if not await self._aside.call(self._engine.downgrade, grip.lease):
+        if not await self._aside.call("downgrade", self._engine.downgrade, grip.lease):
             raise self._not_owned("was lost before it was downgraded")
 
     async def _owned(self, lease: Lease | None) -> bool:
         if lease is None or lease.lost:
             return False
         only = (lease.claim.execution_id,)
-        state = await self._aside.call(self._engine.inspect, self.name, only)
+        state = await self._aside.call("inspect", self._engine.inspect, self.name, only)
         return self._is_among(state, lease)
 
     def _own_grip(self) -> Grip | None:

@@ -104,10 +104,11 @@ class TaskLease(Lease):
 
 
 class AsyncEngine:
-    """What an engine does, for coroutines of any event loop."""
+    """What an engine does for a lock of this name, for coroutines of any event loop."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, name: str) -> None:
         self._engine = engine
+        self._name = name
 
     async def acquire(self, lease: TaskLease, wait: float | None = 0.0) -> Outcome:
         """As `Engine.acquire`. Cancelled, or if it fails, it releases what the lease has or is
@@ -117,9 +118,10 @@ class AsyncEngine:
         except BaseException as error:
             lease.unwanted = True
             if lease.may_hold and not isinstance(error, GeneratorExit):  # as of a closed loop
+                work, released = self._begin_release(lease)
                 # Later, if not now: a frozen server may still execute what was not answered.
-                release = partial(self._engine.release, lease)
-                await asyncio.wait([self._begin(self._engine.later.try_now, release)[1]])
+                work.add_done_callback(partial(self._again, lease, LockUnavailable))
+                await asyncio.wait([released])
             raise
 
     async def _acquire(self, lease: TaskLease, wait: float | None) -> Outcome:
@@ -146,36 +148,35 @@ class AsyncEngine:
         """As `Engine.call`. Cancelled before a thread is free, nothing is sent."""
         # Here, not in the thread: who is cancelled while that begins has asked.
         is_first = lease.switch(State.ASKED, State.NEW)
-        of = time.monotonic(), is_first
-        work, done = self._begin(self._in_turn, of, lease, step, number)
+        undo = partial(lease.switch, State.NEW, State.ASKED) if is_first else None
+        ask = partial(self._engine.call, lease, step, number)
+        work, done = self._begin("acquire", ask, undo)
         try:
             return await done
         finally:
-            if work.cancel() and is_first:
-                lease.switch(State.NEW, State.ASKED)
+            if work.cancel() and undo:
+                undo()
 
     def _in_turn(
-        self, of: tuple[float, bool], lease: TaskLease, step: Step, number: float
-    ) -> Answer | None:
-        """As `Engine.call`, for who has waited for a thread (`of`: since when, and whether this is
-        the first call for the lease). If it has waited for as long as a server is given, and the
-        server was given up meanwhile, nobody is asked: else each of a thousand coroutines would
-        wait for all those ahead."""
-        since, is_first = of
+        self, since: float, verb: str, call: Callable[[], _T], undo: Callable[[], object] | None
+    ) -> _T:
+        """Make a call that has waited for a thread since then. If that was as long as a server is
+        given, and others were told meanwhile that it cannot do this, nobody is asked: else each of
+        a thousand coroutines would wait for all those ahead."""
         engine = self._engine
-        outages, route = engine.outages, engine.backend.route(lease.claim.names)
-        seen, why = outages.get(route, (0.0, ""))
+        outages, key = engine.outages, (verb, engine.backend.route((self._name,)))
+        seen, why = outages.get(key, (0.0, ""))
         if seen > since and time.monotonic() - since > _PATIENCE:
-            if is_first:
-                lease.switch(State.NEW, State.ASKED)
-            name = lease.claim.names[0]
+            if undo:
+                undo()
             raise LockUnavailable(
-                f"Cannot acquire lock {name!r}, as its Redis did not answer others: {why}", name
+                f"Cannot {verb} lock {self._name!r}, as its Redis has failed others: {why}",
+                self._name,
             )
         try:
-            return engine.call(lease, step, number)
+            return call()
         except LockUnavailable as error:
-            outages[route] = time.monotonic(), error.reason
+            outages[key] = time.monotonic(), error.reason
             raise
 
     async def _listen(self, lease: TaskLease, seconds: float) -> None:
@@ -194,37 +195,45 @@ class AsyncEngine:
         task is cancelled again. If that fails, it is tried again, as nobody hears of it."""
         if not lease.may_hold:
             return True
-        # Here, not in the thread: who is cancelled until one is free has not lost the lock.
-        release = partial(self._engine.release, lease, given_up=lease.give_up())
-        try:
-            work, released = self._begin(release)
-        except RuntimeError:  # no thread to spare: who asks may try again
-            lease.switch(State.ASKED, State.RELEASED)
-            raise
+        work, released = self._begin_release(lease)
         try:
             await asyncio.wait([released])
         except asyncio.CancelledError:
-            work.add_done_callback(partial(self._again, lease))
+            work.add_done_callback(partial(self._again, lease, RelockError))
             await asyncio.wait([released])
             raise
         return released.result()
 
-    def _again(self, lease: Lease, work: Future[bool]) -> None:
-        if isinstance(work.exception(), RelockError):
+    def _begin_release(self, lease: Lease) -> tuple[Future[bool], asyncio.Future[bool]]:
+        # Here, not in the thread: who is cancelled until one is free has not lost the lock.
+        release = partial(self._engine.release, lease, given_up=lease.give_up())
+        undo = partial(lease.switch, State.ASKED, State.RELEASED)  # who asks may try again
+        try:
+            return self._begin("release", release, undo)
+        except RuntimeError:  # no thread to spare
+            undo()
+            raise
+
+    def _again(self, lease: Lease, after: type[RelockError], work: Future[bool]) -> None:
+        if isinstance(work.exception(), after):
             self._engine.later.add(partial(self._engine.release, lease))
 
-    async def call(self, call: Callable[..., _T], *args: Any) -> _T:
+    async def call(self, verb: str, call: Callable[..., _T], *args: Any) -> _T:
         """What another call of the engine returns, made in a thread. Cancelled before a thread is
         free, it is not made."""
-        work, done = self._begin(call, *args)
+        work, done = self._begin(verb, partial(call, *args))
         try:
             return await done
         finally:
             work.cancel()
 
-    def _begin(self, call: Callable[..., _T], *args: Any) -> tuple[Future[_T], asyncio.Future[_T]]:
+    def _begin(
+        self, verb: str, call: Callable[[], _T], undo: Callable[[], object] | None = None
+    ) -> tuple[Future[_T], asyncio.Future[_T]]:
+        """Let a thread make a call. `undo` is called if the thread makes none."""
         done = asyncio.get_running_loop().create_future()
-        work = self._engine.calls.submit(copy_context().run, call, *args)
+        in_turn = partial(self._in_turn, time.monotonic(), verb, call, undo)
+        work = self._engine.calls.submit(copy_context().run, in_turn)
         # Not `wrap_future`, which logs an error if the loop is closed by then.
         work.add_done_callback(partial(_tell, done))
         # Else asyncio logs the error of a release that nobody waits for any more.

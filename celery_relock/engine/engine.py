@@ -65,7 +65,7 @@ class Engine:
             backend), so that a late copy of its message is told that there is nothing to do.
         most_parked: how many messages, of how many bytes, may be parked at all locks together.
         calls: threads that make the calls of coroutines (see `engine.asyncio`).
-        outages: by route, when one of these calls has found no server, and what it said.
+        outages: by verb and route, when one of these calls has failed, and what it said.
     """
 
     def __init__(self, backend: Backend) -> None:

@@ -409,7 +409,53 @@ def test_who_waits_for_a_thread_while_the_server_is_given_up_asks_nobody(
     assert [error.name for error in errors[MOST_CALLS:]] == [
         f"n{n}" for n in range(MOST_CALLS, 3 * MOST_CALLS)
     ]
-    assert "'n11', as its Redis did not answer others: Redis cannot be" in str(errors[11])
+    assert "'n11', as its Redis has failed others: Redis cannot be" in str(errors[11])
+
+
+@pytest.mark.parametrize("then", ["releases", "is cancelled"])
+def test_who_releases_while_the_server_is_given_up_waits_for_few_others(
+    lock: MakeLock, state: State, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    monkeypatch.setattr(engine_asyncio, "_PATIENCE", 0.0)
+    asked: list[str] = []
+    given_up = threading.Event()
+
+    def away(*_: Any) -> None:
+        if threading.current_thread().name != "relock-later":
+            asked.append("")
+            assert given_up.wait(30)
+        raise LockUnavailable("Redis cannot be reached")
+
+    async def main() -> None:
+        many, first = 3 * MOST_CALLS, lock()
+        locks = [lock(limit=many) for _ in range(many)] if then == "releases" else [lock()] * many
+        if then == "releases":
+            await asyncio.gather(*(each.acquire() for each in locks))
+            every = [asyncio.create_task(each.release()) for each in locks]
+        else:
+            await first.acquire()
+            every = [asyncio.create_task(each.acquire()) for each in locks]
+            await asyncio.to_thread(wait_for, lambda: state().waiting == many)
+        with monkeypatch.context() as gone:
+            gone.setattr(first._engine.backend, "release", away)
+            if then != "releases":
+                for each in every:
+                    each.cancel()
+            await until(lambda: len(asked) == MOST_CALLS)
+            given_up.set()
+            ends = await asyncio.gather(*every, return_exceptions=True)
+        assert len(asked) == MOST_CALLS
+        if then == "releases":
+            assert {type(end) for end in ends} == {LockUnavailable}
+            assert "'a', as its Redis has failed others: Redis cannot be" in str(ends[-1])
+            await asyncio.gather(*(each.release() for each in locks))
+            assert not state().holds
+        else:
+            assert {type(end) for end in ends} == {asyncio.CancelledError}
+            await asyncio.to_thread(wait_for, lambda: not state().waiting)
+            await first.release()
+
+    run(main())
 
 
 @pytest.mark.parametrize("loop_ends", [True, False])
