@@ -38,7 +38,8 @@ Command: TypeAlias = "tuple[str, ...]"
 Encoded: TypeAlias = "tuple[bytes, ...]"
 Channel: TypeAlias = "Callable[[int], str]"
 
-# How many idle connections to keep; and for how many seconds, except for the last one used.
+# How many idle connections to keep; and for how many seconds they are used again: a router between
+# may forget an older one, and swallow what is sent. The last one is closed when another is needed.
 MOST_IDLE, IDLE_FOR = 4, 60.0
 # A connection that was idle for so many seconds is tested before use: the server can have
 # restarted. If a command found that out, nobody could tell whether it was executed.
@@ -267,8 +268,9 @@ class Connections:
                 since, link = self._idle.pop()
             except IndexError:
                 return self.make(within), None
-            if self.fits(link) and (now - since < FRESH or _quiet(link)):
-                return link, now - since
+            age = now - since
+            if self.fits(link) and age < IDLE_FOR and (age < FRESH or _quiet(link)):
+                return link, age
             link.disconnect()
 
     def _keep(self, link: Any, new: bool, within: float | None) -> None:

@@ -114,7 +114,7 @@ def test_so_many_are_kept_while_nobody_uses_them(redis_url: str) -> None:
     links.close()
 
 
-def test_one_that_was_idle_for_long_is_closed_when_another_is_used(
+def test_those_that_were_idle_for_long_are_closed_and_not_used_again(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     links = list_of(redis_url)
@@ -127,6 +127,7 @@ def test_one_that_was_idle_for_long_is_closed_when_another_is_used(
     assert idle_in(links) == 3
     links.ask([("PING",)], Effort())
     assert idle_in(links) == 1
+    assert links._take(None)[0] not in taken
 
 
 def test_a_connection_that_the_server_closed_is_replaced_unnoticed(redis_url: str) -> None:
