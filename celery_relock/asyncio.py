@@ -14,7 +14,7 @@ import asyncio
 import threading
 import weakref
 from collections.abc import Coroutine
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import LockError
@@ -130,18 +130,37 @@ class Lock(NamedLock["Client"]):
         return bool((await self._aside.call("inspect", self._engine.inspect, self.name)).holds)
 
     async def __aenter__(self) -> Lock:
-        wait = self._wait(None, None)
-        self._check_acquired(await self._take(wait, None, _caller()), wait)
-        return self
+        wait, before = self._wait(None, None), self._standing()
+        try:
+            self._check_acquired(await self._take(wait, None, _caller()), wait)
+            return self
+        except GeneratorExit:
+            raise
+        except BaseException:
+            # A signal's exception, once the lock was acquired, as for threads.
+            if self._standing() != before:
+                with suppress(RelockError):
+                    await self.release()
+            raise
 
     async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
+        before = None
         try:
+            before = self._standing()
             await self.release()
         except (LockError, LockUnavailable) as failure:
             # What the block itself raised says more.
             if self.raise_on_release_error and error is None:
                 raise
             logger.warning("Cannot release a lock at the end of its block: %s", failure)
+        except GeneratorExit:
+            raise
+        except BaseException:
+            # A signal's exception, on any line above, as for threads.
+            if before in (None, self._standing()):
+                with suppress(RelockError):
+                    await self.release()
+            raise
 
     def fenced(self, connection: Any) -> AbstractAsyncContextManager[None]:
         """A block of a database transaction that only the holder of the lock can commit:
@@ -180,11 +199,21 @@ class Lock(NamedLock["Client"]):
         task: Any = None if isinstance(caller, threading.Thread) else caller
         lease = TaskLease(self._claim(token, outer, wait), self._engine, task)
         self._set_up(lease)
-        answer = await engine.acquire(lease, wait)
-        if isinstance(answer, Held):
-            reentrancy.push(lease)
-            self.local.acquired(caller, Grip(lease, caller))
-            return answer
+        try:
+            answer = await engine.acquire(lease, wait)
+            if isinstance(answer, Held):
+                reentrancy.push(lease)
+                self.local.acquired(caller, Grip(lease, caller))
+                return answer
+        except GeneratorExit:
+            raise
+        except BaseException:
+            if lease.state is State.HELD:  # a signal's exception came after it was acquired
+                reentrancy.pop(lease)
+                if (grip := self._grip_of(caller)) is not None and grip.lease is lease:
+                    self.local.released(caller, grip)
+                lease.withdraw()
+            raise
         self._tell_conflict(lease, answer, wait)
         await engine.release(lease)
         self._check_deadlock(answer)
@@ -209,17 +238,19 @@ class Lock(NamedLock["Client"]):
         if grip.depth > 1:
             grip.depth -= 1
             return
-        # Before the command is sent: another task can acquire the lock before this task continues.
-        self.local.released(caller, grip)
         if grip.borrowed:
+            self.local.released(caller, grip)
             lease.rely(-1)
             self._still_has(grip)
             return  # the outer hold goes on
-        reentrancy.pop(lease)
         try:
+            # Before the command is sent: another task can acquire the lock before this continues.
+            self.local.released(caller, grip)
+            reentrancy.pop(lease)
             kept = await self._aside.release(lease)
-        except RelockError:
-            self.local.not_released(caller, grip)
+        except BaseException:
+            if lease.may_hold:
+                self.local.not_released(caller, grip)
             raise
         if not kept:
             raise self._not_owned("was lost before it was released")
@@ -242,6 +273,11 @@ class Lock(NamedLock["Client"]):
         only = (lease.claim.execution_id,)
         state = await self._aside.call("inspect", self._engine.inspect, self.name, only)
         return self._is_among(state, lease)
+
+    def _standing(self) -> tuple[Grip | None, int]:
+        """As that of `celery_relock.Lock`."""
+        grip = self._own_grip()
+        return grip, 0 if grip is None else grip.depth
 
     def _own_grip(self) -> Grip | None:
         return self._grip_of(_caller())

@@ -205,12 +205,12 @@ class AsyncEngine:
         return released.result()
 
     def _begin_release(self, lease: Lease) -> tuple[Future[bool], asyncio.Future[bool]]:
-        # Here, not in the thread: who is cancelled until one is free has not lost the lock.
-        release = partial(self._engine.release, lease, given_up=lease.give_up())
         undo = partial(lease.switch, State.ASKED, State.RELEASED)  # who asks may try again
         try:
+            # Here, not in the thread: who is cancelled until one is free has not lost the lock.
+            release = partial(self._engine.release, lease, given_up=lease.give_up())
             return self._begin("release", release, undo)
-        except RuntimeError:  # no thread to spare
+        except BaseException:  # no thread to spare, or a signal's
             undo()
             raise
 
@@ -249,8 +249,16 @@ def _tell(future: asyncio.Future[Any], work: Future[Any] | None = None) -> None:
 
 def _settle(future: asyncio.Future[Any], work: Future[Any] | None = None) -> None:
     """End the wait for a future, with what some work has come to."""
-    if future.done():
-        return  # cancelled, or rung before
+    try:
+        _set(future, work)
+    except BaseException:  # a signal's, which asyncio only logs: who waits has to go on
+        _set(future, work)
+        raise
+
+
+def _set(future: asyncio.Future[Any], work: Future[Any] | None) -> None:
+    if future.done() or (work is not None and work.cancelled()):
+        return  # it was cancelled, or rung before, or a signal has ended the wait
     if work is None:
         future.set_result(None)
     elif (error := work.exception()) is not None:

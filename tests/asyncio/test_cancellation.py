@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Generator
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from tests.support import RedisServer, programs, wait_for
 from tests.support.coroutines import run, until
 from tests.support.listening import subscribe
 from tests.support.proxy import Proxy
+from tests.support.strikes import Stop, Strike
 
 MakeLock = Callable[..., Lock]
 State = Callable[[], LockState]
@@ -493,3 +495,43 @@ def test_nothing_is_logged_of_a_call_that_fails_when_its_task_or_loop_has_ended(
     deliver(run(main()))
     gc.collect()
     assert [each for each in caplog.records if each.levelno >= 30] == []
+
+
+@pytest.mark.parametrize("around", [0, 1])
+@pytest.mark.parametrize("where", ["beginning", "end"])
+def test_a_signal_at_any_line_of_a_block_leaves_nothing_behind(
+    lock: MakeLock, where: str, around: int
+) -> None:
+    # asyncio only logs what strikes in a callback, and `_settle` guards but its own first line.
+    strike = Strike("asyncio.py", "named_lock.py", but="_settle")
+
+    async def block(at: int) -> bool:
+        one, begun = lock(), False
+        strike.left = at
+        with suppress(Stop):
+            async with AsyncExitStack() as blocks:
+                for _ in range(around):
+                    await blocks.enter_async_context(one)
+                blocks.callback(sys.settrace, None)
+                if where == "beginning":
+                    sys.settrace(strike)
+                async with one:
+                    begun = True
+                    sys.settrace(strike if where == "end" else None)
+        sys.settrace(None)
+        assert one._own_grip() is None, at
+        await until(lambda: not state_of(one).holds)
+        return begun
+
+    def state_of(one: Lock) -> LockState:
+        return one._engine.inspect("a")
+
+    async def main() -> None:
+        at = first = 1 if where == "beginning" else 3  # as with any context manager before
+        while strike.count == at - first:
+            begun = await block(at)
+            at += 1
+        assert begun
+        assert strike.count > (5 if around else 20)
+
+    run(main())

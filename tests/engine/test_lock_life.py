@@ -11,8 +11,6 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -25,6 +23,7 @@ from celery_relock.engine.lease import State
 from celery_relock.engine.renewal import keepalive
 from celery_relock.lock import Lock, LockNotOwned
 from tests.support import wait_for
+from tests.support.strikes import Stop, Strike
 
 MakeLock = Callable[..., Lock]
 
@@ -114,10 +113,6 @@ def test_what_was_dropped_is_told_and_forgotten(
     wait_for(lambda: "it was dropped without being released" in caplog.text)
 
 
-class Stop(BaseException):
-    """What Ctrl-C or a time limit throws in."""
-
-
 # What strikes in a destructor is swallowed by Python, and a socket it was about to keep stays open.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_signal_may_strike_at_any_line_of_a_block(lock: MakeLock) -> None:
@@ -156,28 +151,6 @@ def test_a_signal_may_strike_at_any_line_of_a_block(lock: MakeLock) -> None:
         signal.signal(signal.SIGALRM, before)
         gc.enable()
     assert struck > 20
-
-
-class Strike:
-    """A tracer that raises `Stop` once `left` lines have begun in the files of these names.
-
-    Attributes:
-        count: how often it has.
-    """
-
-    def __init__(self, *names: str) -> None:
-        self._names = names
-        self.left = self.count = 0
-
-    def __call__(self, frame: FrameType, event: str, _: object) -> Any:
-        if Path(frame.f_code.co_filename).name not in self._names:
-            return None
-        if event == "line":
-            self.left -= 1
-            if self.left == 0:
-                self.count += 1
-                raise Stop
-        return self
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
