@@ -134,11 +134,11 @@ class Lock(NamedLock["Client"]):
         try:
             self._check_acquired(await self._take(wait, None, _caller()), wait)
             return self
-        except GeneratorExit:
+        except (asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException:
             # A signal's exception, once the lock was acquired, as for threads.
-            if self._standing() != before:
+            if self._has_begun(_caller(), before):
                 with suppress(RelockError):
                     await self.release()
             raise
@@ -153,7 +153,7 @@ class Lock(NamedLock["Client"]):
             if self.raise_on_release_error and error is None:
                 raise
             logger.warning("Cannot release a lock at the end of its block: %s", failure)
-        except GeneratorExit:
+        except (asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException:
             # A signal's exception, on any line above, as for threads.
@@ -273,11 +273,6 @@ class Lock(NamedLock["Client"]):
         only = (lease.claim.execution_id,)
         state = await self._aside.call("inspect", self._engine.inspect, self.name, only)
         return self._is_among(state, lease)
-
-    def _standing(self) -> tuple[Grip | None, int]:
-        """As that of `celery_relock.Lock`."""
-        grip = self._own_grip()
-        return grip, 0 if grip is None else grip.depth
 
     def _own_grip(self) -> Grip | None:
         return self._grip_of(_caller())

@@ -170,7 +170,7 @@ class Lock(NamedLock["Client"]):
             return self
         except BaseException:
             # A signal's exception, once the lock was acquired: `with` calls no `__exit__` then.
-            if self._standing() != before:
+            if self._has_begun(threading.current_thread(), before):
                 with suppress(RelockError):
                     self.release()
             raise
@@ -295,8 +295,3 @@ class Lock(NamedLock["Client"]):
         grip: ThreadGrip | None = self.local.of(threading.current_thread())
         # A forked child does not hold what its parent holds.
         return None if grip is None or grip.lease.pid != os.getpid() else grip
-
-    def _standing(self) -> tuple[ThreadGrip | None, int]:
-        """This thread's grip, and how often it holds the lock, re-entries included."""
-        grip = self._own_grip()
-        return grip, 0 if grip is None else grip.depth

@@ -334,6 +334,17 @@ class NamedLock(Generic[Client]):
         """What the caller has of the lock, lost or not."""
         raise NotImplementedError
 
+    def _standing(self) -> tuple[Grip | None, int]:
+        """The caller's grip, and how often it holds the lock, re-entries included."""
+        grip = self._own_grip()
+        return grip, 0 if grip is None else grip.depth
+
+    def _has_begun(self, caller: object, before: tuple[Grip | None, int]) -> bool:
+        """Whether a caller has acquired the lock since: with thread_local=False another may have,
+        for all of them."""
+        now = self._standing()
+        return now != before and now[0] is not None and now[0].holder is caller
+
     def _grip(self, verb: str) -> Grip:
         grip = self._own_grip()
         if grip is None:

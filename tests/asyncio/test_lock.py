@@ -797,6 +797,34 @@ def test_a_release_that_failed_can_be_tried_again(
     run(main())
 
 
+@pytest.mark.parametrize("end", [asyncio.CancelledError, LockNotAcquired])
+def test_a_task_that_gives_up_a_block_releases_nothing_of_one_that_was_before_it(
+    lock: MakeLock, state: State, end: type[BaseException]
+) -> None:
+    async def main() -> None:
+        other, one = lock(), lock(thread_local=False, blocking_timeout=0.5)
+        await other.acquire()
+
+        async def wait_in_a_block() -> None:
+            async with one:
+                pass
+
+        first = asyncio.create_task(one.acquire(blocking_timeout=30))
+        await until(lambda: state().waiting == 1)
+        behind = asyncio.create_task(wait_in_a_block())
+        await until(lambda: state().waiting == 2)
+        await other.release()
+        assert await first
+        if end is asyncio.CancelledError:
+            behind.cancel()
+        with pytest.raises(end):
+            await behind
+        assert await one.owned()
+        await one.release()
+
+    run(main())
+
+
 def test_tasks_share_a_lock_with_several_permits(lock: MakeLock) -> None:
     one, fences = lock(thread_local=False, limit=2), set()
     holds: list[Lock] = []

@@ -19,7 +19,7 @@ from celery_relock import LockedTask
 from celery_relock.asyncio import Lock as CoroutineLock
 from celery_relock.engine import reentrancy
 from celery_relock.errors import LockConfigError, LockLost, LockUnavailable
-from celery_relock.lock import Lock, LockNotOwned, LockNotTaken
+from celery_relock.lock import Lock, LockNotAcquired, LockNotOwned, LockNotTaken
 from tests.support import wait_for
 from tests.support.companion import running
 from tests.support.coroutines import until
@@ -415,6 +415,28 @@ def test_a_release_that_failed_is_tried_again_though_another_thread_has_acquired
     assert one.locked(), "it is the other thread's"
     in_thread(one.release)
     assert not one.locked()
+
+
+def test_a_thread_that_gives_up_a_block_releases_nothing_of_one_that_was_before_it(
+    lock: MakeLock,
+) -> None:
+    other, one = lock(), lock(thread_local=False, blocking_timeout=0.5)
+    other.acquire()
+
+    def wait_in_a_block() -> None:
+        with pytest.raises(LockNotAcquired), one:
+            pass
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(one.acquire, blocking_timeout=30)
+        wait_for(lambda: one._engine.inspect("a").waiting == 1)
+        behind = pool.submit(wait_in_a_block)
+        wait_for(lambda: one._engine.inspect("a").waiting == 2)
+        other.release()
+        assert first.result(30)
+        behind.result(30)
+    assert one.owned()
+    one.release()
 
 
 def test_threads_share_a_lock_with_several_permits(
