@@ -227,8 +227,8 @@ class Pool:
                 except RuntimeError:
                     if not self._threads:  # else those that are there make it
                         raise
-            self._open.add(work)
             self._calls.put((work, partial(call, *args)))
+            self._open.add(work)  # when it is there: a signal may strike here
         work.add_done_callback(self._open.discard)
         return work
 

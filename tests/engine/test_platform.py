@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -89,6 +90,20 @@ def test_a_pool_makes_do_with_the_threads_that_it_could_begin(
     assert pool.submit(int, "7").result(10) == 7
     with pytest.raises(RuntimeError):
         Pool(4).submit(int)
+
+
+def test_a_call_that_a_signal_kept_from_a_pool_is_not_waited_for_when_the_process_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def put(_: object) -> None:
+        raise Struck
+
+    pool = Pool(1)
+    pool.submit(int).result(10)
+    monkeypatch.setattr(pool, "_calls", SimpleNamespace(put=put))
+    with pytest.raises(Struck):
+        pool.submit(int)
+    assert not pool._open
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # Python 3.12, on purpose
