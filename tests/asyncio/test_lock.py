@@ -243,14 +243,18 @@ def test_a_loop_goes_on_in_its_thread_when_the_main_thread_has_ended(
             except RuntimeError:
                 return True
 
+        begun = threading.Event()
+
         async def main():
             async with Lock(URL, "a", namespace=NAMESPACE) as lock:
+                begun.set()  # Python 3.12 begins no thread once the main one has ended
                 while not has_ended():
                     await asyncio.sleep(0.01)
             async with Lock(URL, "b", namespace=NAMESPACE):
                 say(await lock.locked())
 
         threading.Thread(target=lambda: asyncio.run(main())).start()
+        begun.wait(30)
         """,
         redis_url,
         namespace,
