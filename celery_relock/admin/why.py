@@ -365,20 +365,21 @@ def _lost(task_id: str, stored: tuple[str, Any, str], answered: bool) -> Why | N
     from ..worker.events import BLOCKED
 
     state, told, work = stored
-    meta = told if isinstance(told, dict) else {}
-    if state not in (STARTED, BLOCKED):
+    if not isinstance(told, dict):
         return None
     if state == STARTED:
-        where = f" in the worker {meta['hostname']} (pid {meta['pid']})" if "pid" in meta else ""
         return Why(
             task_id,
             "lost",
-            f"{work} has begun{where}, and no worker that answers has it any more: it "
-            "runs in one that does not answer, or was lost with its process, or its "
-            "message comes again (acks_late). If it stays so, send the task again",
+            f"{work} has begun in the worker {told.get('hostname')} (pid {told.get('pid')}), and "
+            "no worker that answers has it any more: it runs in one that does not answer, or was "
+            "lost with its process, or its message comes again (acks_late). If it stays so, send "
+            "the task again",
         )
-    lock = str(meta.get("lock") or "")
-    since = duration(max(time.time() - float(meta.get("blocked_at") or 0), 0.0))
+    if state != BLOCKED:
+        return None
+    lock = str(told.get("lock") or "")
+    since = duration(max(time.time() - float(told.get("blocked_at") or 0), 0.0))
     return Why(
         task_id,
         "lost",
