@@ -135,12 +135,12 @@ class AsyncEngine:
                 outcome: Outcome = end.value
                 return outcome
             if step is Step.DOZE:
-                seconds = min(number, lease.waiter_lease)
-                await lease.doze(seconds, lambda: lease.state is not State.WAITING)
+                await lease.doze(number, lambda: lease.state is not State.WAITING)
             elif step is Step.SLEEP:
                 await asyncio.sleep(number)
             elif step is Step.LISTEN:
-                await self._listen(lease, number)
+                with engine.inbox.opening(lease.ring) as tried:
+                    await lease.doze(min(number, OPENING), tried)
             else:
                 result = await self._do(lease, step, number)
 
@@ -178,17 +178,6 @@ class AsyncEngine:
         except LockUnavailable as error:
             outages[key] = time.monotonic(), error.reason
             raise
-
-    async def _listen(self, lease: TaskLease, seconds: float) -> None:
-        """As `Inbox.open`, without a thread that waits."""
-        inbox = self._engine.inbox
-        inbox.start()
-        listening = inbox.listening
-        listening.rings.add(lease.ring)
-        try:
-            await lease.doze(min(seconds, OPENING), lambda: listening.tried)
-        finally:
-            listening.rings.discard(lease.ring)
 
     async def release(self, lease: Lease) -> bool:
         """As `Engine.release`. Cancelled, it releases all the same, and waits for that, unless the

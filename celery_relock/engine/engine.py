@@ -46,7 +46,7 @@ from .protocol import (
     Release,
 )
 from .renewal import keepalive
-from .wakeup import Inbox
+from .wakeup import OPENING, Inbox
 
 # How often a lock is asked for if each answer comes after its lease has ended, without a bound.
 TRIES = 3
@@ -113,12 +113,12 @@ class Engine:
                 outcome: Outcome = end.value
                 return outcome
             if step is Step.DOZE:
-                # In slices: a missed ring delays by one heartbeat and hangs nobody.
-                lease.sleep(min(number, lease.waiter_lease / 3))
+                lease.sleep(number, lambda: lease.state is not State.WAITING)
             elif step is Step.SLEEP:
                 time.sleep(number)
             elif step is Step.LISTEN:
-                self.inbox.open(number)
+                with self.inbox.opening(lease.ring) as tried:
+                    lease.sleep(min(number, OPENING), tried)
             else:
                 result = self.call(lease, step, number)
 
@@ -328,7 +328,8 @@ def _waiting(lease: Lease, place: Queued, until: float) -> _Steps[Held | Queued]
         left = until - time.monotonic()
         if left <= 0 and lease.switch(State.ASKED, State.WAITING):
             break
-        yield Step.DOZE, left
+        # In slices: a missed ring delays by one heartbeat and hangs nobody.
+        yield Step.DOZE, min(left, lease.waiter_lease / 3)
     if lease.state is State.HELD and not lease.lost and (yield from _confirming(lease)):
         return Held(lease.fences, lease.reentered)
     yield Step.DROP, 0.0

@@ -478,15 +478,15 @@ class Lease:
     def _held(self) -> float:
         return time.monotonic() - self.held_since if self.held_since else 0.0
 
-    def sleep(self, seconds: float) -> None:
-        """Wait for a ring, at most so long, while the lease waits."""
+    def sleep(self, seconds: float, over: Callable[[], bool]) -> None:
+        """Wait for a ring, at most so long; not at all if what it is to tell is over."""
         if self._bell is None:
             # Not an Event: an exception that a signal throws into its `wait` can get lost.
             bell = threading.Lock()
             bell.acquire()
             self._bell = bell
         # Asked after the bell is there: a ring before that found none.
-        if self.state is State.WAITING:
+        if not over():
             self._bell.acquire(timeout=max(seconds, 0.0))
 
     def ring(self) -> None:

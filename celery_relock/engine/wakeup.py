@@ -7,11 +7,10 @@ grant, which is believed until the first renewal. The same client could delete t
 
 from __future__ import annotations
 
-import math
-import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 from ..errors import LockConfigError
@@ -37,19 +36,10 @@ class Listening:
         self.hears = self.tried = self._refused = False
         self.rings: set[Callable[[], None]] = set()
         self._pause = 0.1
-        # Not `threading.Event`: an exception that a signal throws into its `wait` can get lost.
-        self._gate = threading.Lock()
-        self._gate.acquire()
-
-    def wait(self, timeout: float) -> None:
-        """Wait until it has been tried, for so many seconds at the most."""
-        if not self.tried and self._gate.acquire(timeout=timeout):
-            self._gate.release()  # the next one may go through
 
     def _set_tried(self) -> None:
         first, self.tried = not self.tried, True
         if first:
-            self._gate.release()
             for ring in list(self.rings):
                 ring()
 
@@ -104,11 +94,17 @@ class Inbox:
             self.started = False
             raise
 
-    def open(self, timeout: float = math.inf) -> None:
-        """Begin to listen, and wait for the subscription, or for the failure of a first try, for
-        `OPENING` seconds at the most."""
+    @contextmanager
+    def opening(self, ring: Callable[[], None]) -> Iterator[Callable[[], bool]]:
+        """Begin to listen, and ring when the subscription is there, or a first try has failed.
+        Yields whether it has been tried."""
         self.start()
-        self.listening.wait(max(min(timeout, OPENING), 0.0))
+        listening = self.listening
+        listening.rings.add(ring)
+        try:
+            yield lambda: listening.tried
+        finally:
+            listening.rings.discard(ring)
 
 
 def _listen(ref: weakref.ref[Inbox], backend: Backend, name: str, listening: Listening) -> None:

@@ -27,7 +27,7 @@ WAITERS = """
 from celery_relock.engine import lease as lease_module
 lease_module.WAITER_LEASE = {place}
 here = engine()
-here.inbox.open()
+ready(here)
 def wait():
     held(here, "a", wait=None, seconds={lease})
     say("in")
@@ -466,13 +466,12 @@ def test_a_late_copy_of_the_confirmation_of_a_grant_holds_the_lock_for_nobody(
     assert not far.engine.inspect("a").holds
 
 
-def test_what_a_signal_raises_in_the_wait_for_the_subscription_is_not_lost(
+def test_what_a_signal_raises_in_a_wait_is_not_lost(
     namespace: str,
 ) -> None:
     """Of `threading.Event.wait` one in a thousand became a RuntimeError (CPython 3.11)."""
     program = """
-        import random, signal, time
-        from celery_relock.engine import wakeup
+        import random, signal
 
         class Strike(BaseException):
             pass
@@ -480,19 +479,20 @@ def test_what_a_signal_raises_in_the_wait_for_the_subscription_is_not_lost(
         def strike(*_):
             raise Strike
 
+        here = engine()
         signal.signal(signal.SIGALRM, strike)
         until = time.monotonic() + 2.0
         while time.monotonic() < until:
-            listening = wakeup.Listening()
+            waiter = lease(here, "a")
             try:
                 signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, 9e-5))
                 while True:
-                    listening.wait(1e-6)
+                    waiter.sleep(1e-6, lambda: False)
             except Strike:
                 pass
         say("none lost")
     """
-    assert programs.run(program, "", namespace) == ["none lost"]
+    assert programs.run(program, "redis://localhost", namespace) == ["none lost"]
 
 
 def test_the_first_subscription_takes_no_longer_than_the_wait_itself(
@@ -596,10 +596,10 @@ def test_a_forked_child_waits_with_an_inbox_of_its_own(
     from celery_relock.engine import lease as lease_module
     lease_module.WAITER_LEASE = 60.0
     here = engine()
-    here.inbox.open()
+    ready(here)
     child = os.fork()
     if child == 0:
-        here.inbox.open()
+        ready(here)
         held(here, "a", wait=30.0, seconds=30.0)
         say("in")
         os._exit(0)

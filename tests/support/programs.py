@@ -29,7 +29,7 @@ def spawn(call, *args): return gevent.spawn(call, *args)
 def join(one): return one.get(timeout=30)
 """
 
-# What every program starts with: `engine`, `lease(name, seconds)`, `say`, `threads()` and
+# What every program starts with: `engine`, `lease(name, seconds)`, `ready`, `say`, `threads()` and
 # `fork_by_c()`.
 _START = """
 import os, sys, threading, time
@@ -55,6 +55,12 @@ def held(engine, *names, wait=0.0, **more):
     answer = engine.acquire(taken, wait)
     assert isinstance(answer, Held), answer
     return taken
+
+def ready(engine):
+    from celery_relock.engine.wakeup import OPENING
+    bell = threading.Event()
+    with engine.inbox.opening(bell.set) as tried:
+        tried() or bell.wait(OPENING)
 
 def say(*words):
     print(*words, flush=True)

@@ -10,6 +10,7 @@ from celery_relock.engine import ids
 from celery_relock.engine.engine import Engine
 from celery_relock.engine.lease import Lease, State
 from celery_relock.engine.protocol import Claim, Held
+from celery_relock.engine.wakeup import OPENING
 from celery_relock.errors import LockUnavailable
 from tests.support.waiting import wait_for
 
@@ -54,7 +55,9 @@ class Runs:
 
     def ready(self) -> None:
         """See that the next wait asks for a place at once."""
-        self.engine.inbox.open()
+        lease = self.lease("any")
+        with self.engine.inbox.opening(lease.ring) as tried:
+            lease.sleep(OPENING, tried)
 
     def waiting(self, lease: Lease, seconds: float | None = 60.0) -> Waiting:
         """Acquire a lease in a thread; returns when it stands in line."""
