@@ -1,7 +1,7 @@
 """`lock_order` where a call is sent: it takes a place in the line of its lock name, in one round
 trip to Redis, before its message is published.
 
-A line is a lock of its own (`lua/lib/turns.lua`), whose waiters are calls. What holds the line runs
+A line is a lock of its own (`lua/lib/lines.lua`), whose waiters are calls. What holds the line runs
 or waits for its lock. So those that also use the lock, and have nothing to do with the order, never
 stand behind calls that no worker has received yet.
 """

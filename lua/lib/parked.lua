@@ -114,14 +114,17 @@ end
 
 -- Set when this lock has to be looked at for parked executions.
 function Parked.schedule(call, lock)
+  local pause
   if redis.call('EXISTS', lock.messages) == 1 then
     local lapse = Holds.next_lapse(lock)
-    local look = math.min(lock.look, call.now + (lapse > 0 and lapse + 1 or LOOK), call.now + LOOK)
-    redis.call('ZADD', call.prefix .. 'due', string.format('%.0f', look), 'l ' .. lock.name)
+    pause = math.min(lapse > 0 and lapse + 1 or LOOK, LOOK)
   elseif Queue.is_line(lock) and redis.call('EXISTS', lock.queue) == 1 then
     -- Only awaited places, and nobody waits for their messages. Look when they end.
-    local look = math.min(lock.look, call.now + Base.DAY)
-    redis.call('ZADD', call.prefix .. 'due', string.format('%.0f', look), 'l ' .. lock.name)
+    pause = Base.DAY
+  end
+  if pause then
+    local look = string.format('%.0f', math.min(lock.look, call.now + pause))
+    redis.call('ZADD', call.prefix .. 'due', look, 'l ' .. lock.name)
   end
 end
 
