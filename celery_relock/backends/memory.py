@@ -1414,9 +1414,9 @@ class MemoryBackend:
             return answer
 
     def release(self, request: Release) -> Released:
-        names, execution_id, attempt_id, ended, remember, home, successor, _ = request
+        names, execution_id, attempt_id, ended, remember, homes, successor, _ = request
         successors = [] if successor is None else successor.execution_id.split()
-        with self._executes(_Command, home, f"{execution_id} {attempt_id}") as command:
+        with self._executes(_Command, homes, f"{execution_id} {attempt_id}") as command:
             locks, had = [command.lock(name) for name in names], False
             for lock in locks:
                 hold, place = lock.holds.get(execution_id), lock.queue.get(execution_id)
@@ -1455,8 +1455,8 @@ class MemoryBackend:
                 command.promote(lock)
             return Downgraded()
 
-    def resume(self, home: str, by: str, tasks: Sequence[str] = ()) -> Resumed:
-        with self._executes(_Command, home, by) as command:
+    def resume(self, homes: str, by: str, tasks: Sequence[str] = ()) -> Resumed:
+        with self._executes(_Command, homes, by) as command:
             state, now = self.state, command.now
             for each in command.homes:
                 owed = sorted(state.owed[each].items(), key=lambda item: item[::-1])

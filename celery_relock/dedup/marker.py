@@ -130,8 +130,10 @@ def _found(holder: HoldInfo | Conflict) -> Found | None:
 def drop(engine: Engine, name: str, execution_id: str, *, ended: bool = False) -> bool:
     """Free the marker of a call that has not begun. False if it had none, or has begun. `ended`: it
     gets none any more, for as long as its end is remembered."""
-    how = ("execution", engine.remember) if ended else ("", 0.0)
-    return engine.backend.release(Release([name], hold_id(execution_id), KEPT, *how)).had
+    mine = Release([name], hold_id(execution_id), KEPT)
+    if ended:
+        mine = mine._replace(ended="execution", remember=engine.remember)
+    return engine.backend.release(mine).had
 
 
 def drop_begun(engine: Engine, name: str, there: Found) -> None:

@@ -36,6 +36,7 @@ from .protocol import (
     Deadlocked,
     Duplicate,
     Ended,
+    EndedAs,
     Held,
     LockState,
     Outcome,
@@ -155,7 +156,7 @@ class Engine:
             before, lost = given_up or lease.give_up()
             keepalive.discard(lease)
             doubtful = lease.repeated or before is State.ASKED
-            what = "execution" if ended else "attempt" if doubtful else ""
+            what: EndedAs = "execution" if ended else "attempt" if doubtful else ""
             had = self._release(lease, what, self.remember if ended else REMEMBER_ATTEMPT)
         except BaseException:
             # Perhaps released, perhaps not: nothing renews the lease, and the caller may try again.
@@ -254,11 +255,11 @@ class Engine:
         # A copy of that release may come late, so what follows is another attempt.
         lease.again(ids.new_attempt_id())
 
-    def _release(self, lease: Lease, ended: str, remember: float) -> bool:
-        of, home, to = lease.claim, self.parking.sender.home, lease.successor
+    def _release(self, lease: Lease, ended: EndedAs, remember: float) -> bool:
+        of, homes, to = lease.claim, self.parking.sender.homes, lease.successor
         waited = lease.waits_since > 0
         mine = of.names, of.execution_id, of.attempt_id
-        back = self.backend.release(Release(*mine, ended, remember, home, to, waited))
+        back = self.backend.release(Release(*mine, ended, remember, homes, to, waited))
         if journal.on:
             journal.remove(of.attempt_id)
         if back.messages:

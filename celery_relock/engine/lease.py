@@ -160,6 +160,9 @@ class Lease:
         """Whether nobody is there any more who would release it."""
         return self.holder is not None and self.holder() is None
 
+    # A thread waits for its answer. A coroutine can be cancelled meanwhile, so `TaskLease` has its
+    # own of these two.
+
     @property
     def unclaimed(self) -> bool:
         """Whether nobody was told that it holds, and nobody will be: what has it is to be withdrawn

@@ -16,10 +16,10 @@ class Sender:
     app, such as that of a plain `Lock`: no backend hands it a message, as it is at home nowhere.
 
     Attributes:
-        home: which apps and brokers, ids with spaces between; no passwords.
+        homes: which apps and brokers, ids with spaces between; no passwords.
     """
 
-    home = ""
+    homes = ""
 
     def send(self, message: Message) -> None:
         """Publish the message. Raises whatever the broker's client raises."""
@@ -75,7 +75,7 @@ class Parking:
         Raises:
             LockUnavailable, LockConfigError: see `Backend`.
         """
-        found = self._backend.resume(self.sender.home, ids.new_attempt_id(), tasks)
+        found = self._backend.resume(self.sender.homes, ids.new_attempt_id(), tasks)
         for call in found.passed:
             events.tell_passed(call)
         self.publish(found.messages)
@@ -84,7 +84,7 @@ class Parking:
     def release(self, request: Release) -> bool:
         """Release what an attempt has, and resume whose turn comes by that. False if it had
         nothing."""
-        back = self._backend.release(request._replace(home=self.sender.home))
+        back = self._backend.release(request._replace(homes=self.sender.homes))
         self.publish(back.messages)
         return back.had
 
@@ -101,5 +101,5 @@ class Parking:
         """Resume what a worker would otherwise, which may not run: some start one when there are
         messages in their queue."""
         with suppress(LockUnavailable):
-            if self.sender.home:
+            if self.sender.homes:
                 self.resume()

@@ -7,7 +7,7 @@ send twice.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 #: The limit of a claim that shares the lock: beside every other claim that does, and beside nobody
 #: else. All who share a lock at the same time are one permit, with one fencing token.
@@ -270,15 +270,19 @@ class Debounce(NamedTuple):
     label: str = ""
 
 
+#: What has ended with a release: nothing, the whole execution, or its attempt alone; of attempts,
+#: one that was killed and one that has parked its message, which both leave that message where it
+#: is; an execution that another one has replaced, if it had something to release.
+EndedAs: TypeAlias = Literal["", "execution", "attempt", "killed", "parked", "replaced"]
+
+
 class Release(NamedTuple):
     """What an attempt releases: its holds or its places.
 
     Attributes:
-        ended: "", "execution" or "attempt": what counts as ended for `remember` seconds; "killed"
-            and "parked" are attempts that leave the message that they parked, "replaced" an
-            execution, if the attempt had something to release.
-        home: the caller can resume parked messages of these brokers (with spaces between), and gets
-            those whose turn has come.
+        ended: what counts as ended for `remember` seconds, see `EndedAs`.
+        homes: the caller can resume parked messages of these brokers (with spaces between), and
+            gets those whose turn has come.
         successor: the execution that the holds are left to.
         waited: the holds were waited for. Others probably wait for them now, and they should hear
             before the caller does.
@@ -287,9 +291,9 @@ class Release(NamedTuple):
     names: Sequence[str]
     execution_id: str
     attempt_id: str
-    ended: str = ""
+    ended: EndedAs = ""
     remember: float = 0.0
-    home: str = ""
+    homes: str = ""
     successor: Successor | None = None
     waited: bool = False
 
@@ -480,7 +484,7 @@ class Backend(Protocol):
     def downgrade(self, names: Sequence[str], execution_id: str, attempt_id: str) -> Downgraded:
         """Let others share the locks that an attempt holds alone."""
 
-    def resume(self, home: str, by: str, tasks: Sequence[str] = ()) -> Resumed:
+    def resume(self, homes: str, by: str, tasks: Sequence[str] = ()) -> Resumed:
         """The parked messages of a broker that are to be resumed now; those of `tasks` (short ids)
         in any case. `by` is the id of this call, for its repetition."""
 

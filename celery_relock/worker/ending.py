@@ -21,7 +21,7 @@ from celery.exceptions import Ignore, Reject, Retry, TimeLimitExceeded, WorkerLo
 from ..engine.crash import FORGET, kept_for
 from ..engine.engine import Engine
 from ..engine.events import logger
-from ..engine.protocol import KEPT, REMEMBER_ATTEMPT, Release
+from ..engine.protocol import KEPT, REMEMBER_ATTEMPT, EndedAs, Release
 from ..errors import RelockError
 from .delivery import afterwards, retry_of
 from .message import header_of
@@ -161,7 +161,7 @@ def _end_unexecuted(
 ) -> None:
     remember = engine.remember if remember is None else remember
     # As an execution that has ended: the hold may not have been left to it yet.
-    ended = "execution" if remember else ""
+    ended: EndedAs = "execution" if remember else ""
     if is_left and not remember:
         # Nor is one left to what was killed, and that can come again.
         ended, remember = "killed", REMEMBER_ATTEMPT

@@ -564,7 +564,7 @@ class Outbox(Sender):
         self._consumed = consumed
         self._apps: list[ref[Celery]] = []
         self._answers: dict[str, tuple[float, bool]] = {}
-        self.home = ""
+        self.homes = ""
 
     def add(self, app: Celery) -> None:
         """Send this app's messages as well."""
@@ -577,7 +577,7 @@ class Outbox(Sender):
         self._know_homes()
 
     def _know_homes(self) -> None:
-        self.home = " ".join(sorted(set().union(*map(homes, self._living()))))
+        self.homes = " ".join(sorted(set().union(*map(homes, self._living()))))
 
     def send(self, message: Message) -> None:
         """Publish a message to the queue that it came from, or to the resume queue beside, if a

@@ -196,7 +196,7 @@ class Resumer:
                 time.sleep(LOOK_EVERY)
 
     def _hear(self, notice: Notice) -> None:
-        if notice.attempt_id in self._engine.parking.sender.home.split():
+        if notice.attempt_id in self._engine.parking.sender.homes.split():
             self._bell.set()
 
     def _warn(self) -> None:

@@ -97,7 +97,11 @@ function Base.outlive(life, first, ...)
   end
 end
 
--- The record of a place in a line whose message is awaited.
+-- Lines (lib/lines) are locks whose waiters are the calls of `lock_order`, in the order in which they were
+-- sent. A call has its place there before its message has come (it is awaited), and while it runs. These
+-- two are here for the verbs that only place, or only look.
+
+-- The record of a place in a line whose message is awaited: `-` is nobody.
 function Base.awaited(label, task, line)
   return {
     attempt = '-',

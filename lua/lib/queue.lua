@@ -2,6 +2,8 @@
 
 local Queue = {}
 
+-- What the fields of a waiter mean: lua/README.md, "Fields of a queue", "Parked executions" and "Lines".
+
 -- The most places that a call works through, so that no call stalls the server. The next heartbeat, or
 -- look at parked messages, goes on from there.
 Queue.MOST = 256

@@ -572,7 +572,7 @@ def test_parked_executions_that_are_handed_out_in_vain(app_with, namespace):
     text = json.dumps({"home": of, "queue": "q", "headers": {"task": "charge", "id": "7"}})
     backend.acquire(claims[0])
     backend.park(claims[1], ParkRequest(text, of, "7"))
-    backend.release(Release(("a",), "x", "of-x", home=of))
+    backend.release(Release(("a",), "x", "of-x", homes=of))
 
     def told():
         report = doctor.examine(app, workers=False)

@@ -620,7 +620,7 @@ def leave_to(desk: Desk, run: str, successor: str, keep: float = 100.0, by: str 
     """It has run, or is parked for its lock: whose messages are resumed."""
     ended = {} if run == successor else {"ended": "execution", "remember": 9.0}
     to = Successor(successor, keep)
-    found = desk.backend.release(Release(A, run, by, home="h", successor=to, **ended))
+    found = desk.backend.release(Release(A, run, by, homes="h", successor=to, **ended))
     return [message.execution_id for message in found.messages]
 
 

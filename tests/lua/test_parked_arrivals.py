@@ -255,7 +255,7 @@ def test_the_copy_of_a_successor_that_was_quicker_stays_when_a_hold_is_left_to_i
     desk.park("retry", "copy", **how)
 
     left = desk.backend.release(
-        Release(("a",), "first", "n", home="h", successor=Successor("retry", 30.0))
+        Release(("a",), "first", "n", homes="h", successor=Successor("retry", 30.0))
     )
 
     assert not left.messages

@@ -170,7 +170,7 @@ class History:
         def command(twin: Twin) -> Any:
             found = twin.desk.backend.release(
                 Release(
-                    names, run, attempt_id, ended=ended, remember=900.0, home=HOME, successor=to
+                    names, run, attempt_id, ended=ended, remember=900.0, homes=HOME, successor=to
                 )
             )
             return found._replace(had=None) if lapsed else found

@@ -170,7 +170,7 @@ class Desk:
     ) -> bool:
         """Release, in a process that can send the messages of a home."""
         had, messages = self.backend.release(
-            Release(names, run, attempt_id, ended=ended, remember=remember, home=home)
+            Release(names, run, attempt_id, ended=ended, remember=remember, homes=home)
         )
         self._out += messages
         return had

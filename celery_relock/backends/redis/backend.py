@@ -146,8 +146,8 @@ class RedisBackend:
         return answer
 
     def release(self, request: Release) -> Released:
-        names, execution_id, attempt_id, ended, remember, home, successor, waited = request
-        args = [f"{execution_id} {attempt_id} {_ms(remember)} {ended}", home]
+        names, execution_id, attempt_id, ended, remember, homes, successor, waited = request
+        args = [f"{execution_id} {attempt_id} {_ms(remember)} {ended}", homes]
         if successor is not None:
             args.append(f"{_ms(successor.keep)} {successor.execution_id}")
         keys = self.keys.claim(names, execution_id)
@@ -164,16 +164,16 @@ class RedisBackend:
         joined = names[reply[1] - 1] if reply[0] == b"JOINED" else ""
         return Downgraded(reply[0] != b"LOST", joined, repeated)
 
-    def resume(self, home: str, by: str, tasks: Sequence[str] = ()) -> Resumed:
-        args, now = [home, by, str(BATCH), " ".join(tasks)], time.monotonic()
-        look = [b for b in self._buckets() if tasks or self._idle.get((home, b), 0.0) <= now]
+    def resume(self, homes: str, by: str, tasks: Sequence[str] = ()) -> Resumed:
+        args, now = [homes, by, str(BATCH), " ".join(tasks)], time.monotonic()
+        look = [b for b in self._buckets() if tasks or self._idle.get((homes, b), 0.0) <= now]
         calls = [([self.keys.meta(b), self.keys.due(b)], args) for b in look]
         outcomes, _ = self._everywhere("resume", calls)
         pauses: list[float] = []
         messages: tuple[Message, ...] = ()
         passed: tuple[Passed, ...] = ()
         for bucket, reply in zip(look, outcomes, strict=True):
-            self._idle.pop((home, bucket), None)
+            self._idle.pop((homes, bucket), None)
             if isinstance(reply, Exception):
                 pauses.append(_AGAIN)
                 continue
@@ -182,7 +182,7 @@ class RedisBackend:
             if reply[0] >= 0:
                 pauses.append(reply[0] / 1000)
             elif len(self._buckets()) > 1:  # not all buckets at the same time
-                self._idle[home, bucket] = now + ids.chance.uniform(_IDLE / 2, _IDLE)
+                self._idle[homes, bucket] = now + ids.chance.uniform(_IDLE / 2, _IDLE)
         return Resumed(messages, min(pauses, default=None), passed)
 
     def place(self, request: PlaceRequest) -> int | Conflict:

@@ -621,7 +621,7 @@ def test_bursts_of_calls_wait_in_any_bucket(
         assert backend.debounce(name, later, request._replace(message=name)) == Parked(0)
         backend.force_release(name)
     parking, sent = runs().engine.parking, []
-    parking.sender = SimpleNamespace(home="home", send=sent.append)
+    parking.sender = SimpleNamespace(homes="home", send=sent.append)
     parking.resume()
     assert sorted(message.text for message in sent) == names
     assert [each.waiting for each in map(backend.inspect, names)] == [0] * 7

@@ -67,7 +67,7 @@ class KnowsItsBroker(WithoutABroker):
     """Where it sends to is known by the time when the broker is away, as it is in real life."""
 
     def before_start(self, *told):
-        assert engine_of(self.app).parking.sender.home
+        assert engine_of(self.app).parking.sender.homes
         super().before_start(*told)
 
 
