@@ -1125,7 +1125,7 @@ class _Acquire(_Command):
         left, label, holds = other
         if holds and self.request is not None:
             self._leave_other_places(self.limits)
-            return self._park(self.limits, self.locks[0], is_copy=True)
+            return self._park(self.limits, self.locks[0], before_all=True)
         return Duplicate(left, label)
 
     def _refusal_of_a_late_copy(self) -> Conflict | Parked | None:
@@ -1320,13 +1320,13 @@ class _Acquire(_Command):
         self._leave_other_places(wanted if found is None else {})
         return found
 
-    def _park(self, wanted: dict[str, int], at: _Lock, is_copy: bool = False) -> Parked:
+    def _park(self, wanted: dict[str, int], at: _Lock, before_all: bool = False) -> Parked:
         """Park the message. A parked execution has no process, so it joins no permit before all its
         locks are free. A copy of an execution that holds the lock stands before all waiters."""
         request, state = self.request, self.state
         assert request is not None
         place = self._place(wanted)
-        self._enqueue(place, before_all=is_copy or self.passes)
+        self._enqueue(place, before_all=before_all or self.passes)
         place.request = request
         state.parked[self.me], state.of_task[request.task] = place, self.me
         state.parked_bytes += len(request.message.encode())

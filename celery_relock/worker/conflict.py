@@ -263,6 +263,7 @@ def _warn_of_an_ancestor(attempt: Attempt, answer: Conflict | Duplicate) -> None
 
 
 def _policy(options: LockOptions, answer: Conflict | Duplicate, error: LockConflict) -> str:
+    """The policy of the task, or the one that its callable chooses for this conflict."""
     policy = options.on_conflict
     if not callable(policy):
         return str(policy)
@@ -279,7 +280,13 @@ def _policy(options: LockOptions, answer: Conflict | Duplicate, error: LockConfl
 
 
 def _as_done(policy: str, attempt: Attempt) -> str:
-    """The policy as it is carried out: who cannot wait elsewhere waits in its slot, or raises."""
+    """The policy as it is carried out, and told:
+
+    - `wait`, `retry`, of a message: so, or `raise` when the time to wait is over;
+    - `wait`, `retry`, without a message: the first answer came without a wait in its slot, so it
+      has none and this raises, unless a callable has chosen just now: then it waits;
+    - whoever has waited in its slot: `block`.
+    """
     if attempt.lease.waits_since:
         return "block"
     if policy in ("wait", "retry") and attempt.message is not None:

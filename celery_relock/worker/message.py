@@ -35,9 +35,10 @@ from .delivery import DELIVERY, Delivery, delivery_of, finish, to_finish
 #: The name of our header in a message.
 HEADER = "relock"
 VERSION = 2
-#: Options by which a call passes on to `write_header` its `lock_*` options (Celery's router leaves
-#: out one that is None), the prefix of its lock names, and what its header is to say in the place
-#: of ours.
+#: Options of a call that no broker sees: Celery passes what it does not know on as properties of
+#: the message, and `write_header` takes them out. They have the call's `lock_*` options (Celery's
+#: router leaves out one that is None), the prefix of its lock names, and what its header is to say
+#: in the place of ours.
 OPTIONS, PREFIX, SAYS = "relock_options", "relock_prefix", "relock_header"
 #: The task that acquires a workflow lock (see `workflow.enter`).
 ENTER = "celery_relock.enter"
@@ -146,6 +147,14 @@ def retried_by(fields: Mapping[str, Any]) -> Delivery | None:
 #
 # An execution whose lock is held is sent again as the *same* execution, as nothing of it was
 # executed yet. So a copy of its first message that comes later is recognised.
+#
+# What else is made from an execution id:
+#
+#     first               the id that was made from the task id, before it got one of its own
+#     attempt_id          not made from it: random, for each try to execute the message (`Claim`)
+#     conflict.again_of   late copies of it that have to run do so under this one
+#     marker.hold_id      holds its dedup marker
+#     steps.hold_id       holds a lock of its workflow
 
 
 class Header(NamedTuple):

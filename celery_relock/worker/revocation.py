@@ -42,19 +42,19 @@ def _withdraw(engine: Engine, request: Any, remember: float | None, **_: Any) ->
 
 
 Rooms: TypeAlias = tuple[tuple[Callable[..., None], str], ...]
-# Who clears away what, and what becomes of that if it is refused. An execution comes by the last
-# one first, and what it has come by has ended what it has there.
-_ALL: Rooms = (
-    (_withdraw, "the place of %s in its queue, its message will come again"),
-    (retry.clear_away, "the lock kept for %s, its lease ends it"),
-    (order.clear_away, "the place of %s in its order, it will be passed over"),
-    (dedup.clear_away, "the dedup marker of %s, it ends by itself"),
-    (steps.clear_away, "the hold left to %s, it ends after its gap"),
-)
+# Who clears away what, and what becomes of that if it is refused.
+_PARKED = (_withdraw, "the place of %s in its queue, its message will come again")
+_KEPT = (retry.clear_away, "the lock kept for %s, its lease ends it")
+_LINE = (order.clear_away, "the place of %s in its order, it will be passed over")
+_MARKER = (dedup.clear_away, "the dedup marker of %s, it ends by itself")
+_WORKFLOW = (steps.clear_away, "the hold left to %s, it ends after its gap")
 #: What is left for one that came as far as its line; as its marker, or straight to its locks; for
-#: one that has no names yet.
-AT_ITS_LOCKS, AT_ITS_LINE, OF_ITS_LOCKS = _ALL[:2], _ALL[:3], _ALL[:4]
-_BUT_PARKED = _ALL[1:]
+#: one that has no names yet. What it has come by has ended what it has there.
+AT_ITS_LOCKS: Rooms = (_PARKED, _KEPT)
+AT_ITS_LINE: Rooms = (*AT_ITS_LOCKS, _LINE)
+OF_ITS_LOCKS: Rooms = (*AT_ITS_LINE, _MARKER)
+_ALL: Rooms = (*OF_ITS_LOCKS, _WORKFLOW)
+_BUT_PARKED: Rooms = (_KEPT, _LINE, _MARKER, _WORKFLOW)
 
 
 def _end_own(

@@ -390,6 +390,7 @@ def on_publish(headers: Any, body: Any, header: Any) -> None:
     if is_next or (untaken and _goes_on(headers, body, running)):
         _take_over(running)
     holds = holds_of(running)
+    # `told`: the locks that the next message may need. It is told of those that its stamp names.
     # A retry's header has those of the attempt before, also what that could not acquire: it must
     # not run without them.
     told = untaken | {lock.get("id"): lock for lock in header.get("workflow_locks") or ()}

@@ -203,8 +203,8 @@ function Claim.full(me, locks)
   return nil
 end
 
--- `is_copy`: the execution holds the lock. The copy stands where the execution stood, before all waiters.
-function Claim.park(me, wanted, is_copy)
+-- `before_all`: the execution holds the lock. This copy of it stands where it stood, before all waiters.
+function Claim.park(me, wanted, before_all)
   local asked, waiter, first = me.asked, place_for(me, wanted), wanted.locks[1]
   local before = first.queued and Queue.waiter(first, me.execution)
   if before and before.stuck then -- it waited in its process
@@ -214,7 +214,7 @@ function Claim.park(me, wanted, is_copy)
   waiter.is_copy = asked.is_copy or nil
   waiter.deadline = asked.patience and me.call.now + asked.patience
   waiter.ancestors = me.ancestors
-  enter(me, wanted, waiter, is_copy)
+  enter(me, wanted, waiter, before_all)
   Parked.keep(me.call, wanted.locks, me.execution, waiter, asked.message)
   for _, lock in ipairs(wanted.locks) do
     lock.look = lock.look or math.huge
