@@ -38,6 +38,8 @@ def is_acknowledged(task: Any, error: BaseException | None) -> bool:
     """
     if not task.acks_late or error is None or isinstance(error, Ignore | Retry):
         return True
+    if not isinstance(error, Exception):
+        return False  # of a process that is about to end, or by what its pool does not see
     if _acknowledges(task, error) and not puts_back(task, error):
         return True
     return retry_of(task.request) is not None and is_autoretried(task, error)

@@ -423,7 +423,7 @@ def _over(
     is_exit = error is not None and not isinstance(error, Exception)
     if has_begun(request):
         # What Celery ends it with need not be what its body has ended with.
-        if getattr(request, DELIVERY).over and (is_exit or not is_acknowledged(task, error)):
+        if getattr(request, DELIVERY).over and not is_acknowledged(task, error):
             revocation.comes_again(task.app, request, task)
         return
     # `run` was not reached (an error in `before_start`), so nothing took over what was left to it.

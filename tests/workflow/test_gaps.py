@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import time
 
 import pytest
-from celery import chain, group
+from celery import VERSION, chain, group
 
 from celery_relock import is_dropped, locked
 from celery_relock.errors import LockLost
@@ -213,6 +214,21 @@ def test_a_worker_that_is_killed_while_the_next_step_is_in_the_broker_breaks_not
     assert sent.get(timeout=20) == ["0", "1", "2"]
     assert len({e["fence"] for e in flow.events()}) == 1
     assert all(e["unbroken"] for e in flow.events())
+
+
+@pytest.mark.skipif(VERSION < (5, 5), reason="Celery 5.4 acknowledges what it breaks off")
+@pytest.mark.parametrize("task", ["unstored", "holding_unstored"])
+def test_a_step_that_a_cold_shutdown_breaks_off_runs_again(flow, module_worker, task):
+    app, namespace = "tests.workflow.apps.workflows", f"ns{flow.account}"
+    first = module_worker(app, namespace=namespace, concurrency=1)
+    flow = Flow(first)
+    last = flow.step("1", "wait", getattr(flow.module, task))
+    (last if task == "holding_unstored" else locked(last, key=flow.key)).delay()
+    flow.wait_for("1")
+    first.stop(signal.SIGQUIT)
+    flow.go_on()
+    module_worker(app, namespace=namespace, concurrency=1)
+    flow.worker.journal.wait_for("enter", account=flow.account, step="1", count=2)
 
 
 def _kept(flow):

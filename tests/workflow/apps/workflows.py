@@ -228,6 +228,20 @@ def holding(self, previous=None, *, account, name, do=""):
     return body(self, previous, account, name, do)
 
 
+#: Nothing but its message shows that it has yet to run.
+UNSTORED = {"bind": True, "acks_late": True, "ignore_result": True}
+
+
+@app.task(**UNSTORED)
+def unstored(self, previous=None, *, account, name, do=""):
+    body(self, previous, account, name, do)
+
+
+@app.task(base=LockedTask, lock_key=KEY, lock_hold="workflow", **UNSTORED)
+def holding_unstored(self, previous=None, *, account, name, do=""):
+    body(self, previous, account, name, do)
+
+
 @app.task(bind=True, base=LockedTask, lock_key=KEY, lock_hold="workflow", lock_gap_ttl=0.5)
 def holding_shortly(self, previous=None, *, account, name, do=""):
     return body(self, previous, account, name, do)
