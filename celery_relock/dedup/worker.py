@@ -233,7 +233,7 @@ class _HeldMarker(HeldBeside):
         # A marker of some seconds is left as it is.
         if self.call.marker.until != marker.TIME:
             # Of a process that is about to end, Celery may put the message back.
-            over = error is None or isinstance(error, Exception)
+            over = not self.task.acks_late or isinstance(error, Exception | None)
             before, self.lease.successor = self.lease.state, self._successor(error)
             # Of one that was replaced, that is remembered.
             ended = over and self.lease.successor is None and not self.replaced

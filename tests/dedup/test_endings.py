@@ -255,6 +255,14 @@ def test_a_retry_that_is_revoked_counts_no_longer(m, worker, account):
     _counts_no_longer(m.ends, account)
 
 
+def test_a_retry_that_exits_before_it_is_told_of_counts_no_longer(module_worker, account):
+    worker = module_worker("tests.dedup.apps.calls", pool="threads", namespace=new_namespace())
+    task = worker.module.exits_in_its_retry
+    task.delay(account)
+    worker.journal.wait_for("gone", account=account)
+    wait_for(lambda: task.marked(account) is None, what="the call to count no longer")
+
+
 def test_until_start_counts_until_the_first_try_and_every_retry_runs(m, worker, account):
     first = m.tries_again.delay(account)
     wait_for(lambda: first.state == "RETRY", what="the retry")

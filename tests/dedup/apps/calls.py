@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 
 from celery.exceptions import Reject
@@ -144,6 +145,29 @@ def end(self, account, how):
 @task(lock_dedup="until_done")
 def ends(self, account, how):
     return end(self, account, how)
+
+
+class RetriedInNoTime(LockedTask):
+    """Its retry has ended before it is told that there is one."""
+
+    abstract = True
+
+    def __call__(self, account):
+        try:
+            return super().__call__(account)
+        finally:
+            if self.request.retries:
+                journal.add("gone", account=account)
+
+    def on_retry(self, exc, task_id, args, kwargs, einfo):
+        journal.wait_for("gone", account=args[0])
+
+
+@task(base=RetriedInNoTime, lock_dedup="until_done")
+def exits_in_its_retry(self, account):
+    if not self.request.retries:
+        raise self.retry(countdown=0)
+    sys.exit()
 
 
 @task(lock_dedup="until_done", acks_late=True, reject_on_worker_lost=True)
