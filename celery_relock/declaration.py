@@ -242,14 +242,10 @@ def _declare(cls: Any) -> Declaration:
     settings = read_by_tasks(app)
     defaults = {option: each for option, each in settings.items() if option in OPTION_NAMES}
     options = LockOptions.collect(written, defaults, name)
-    if options.hold == "workflow" and app.conf.task_protocol == 1:
-        raise LockConfigError(
-            f"task {name}: lock_hold='workflow' needs stamps, which messages of task_protocol=1 do "
-            "not carry: use protocol 2"
-        )
     key: Any = False if str(cls.__module__).startswith(_OF_CELERY) else options.key
     rule = NameRule.compile(key, name, signature, task)
     if not rule.off:
+        refuse_protocol_1(app, f"task {name}")
         _refuse_coroutine(cls, name)
         _refuse_own_strategy(cls, name, options)
         for option in ("limit", "mode"):
@@ -279,6 +275,15 @@ def _task_of(cls: Any) -> Any:
         f"{where} is registered as several tasks ({names}), and its options are those of one. "
         "Make a subclass for each"
     )
+
+
+def refuse_protocol_1(app: Any, what: str) -> None:
+    """Raise LockConfigError if an app sends messages that say nothing of their workflow."""
+    if app.conf.task_protocol == 1:
+        raise LockConfigError(
+            f"{what}: messages of task_protocol=1 carry no workflow and no stamps. Take the "
+            "setting off: 2 is Celery's default"
+        )
 
 
 def _refuse_coroutine(cls: Any, name: str) -> None:

@@ -121,12 +121,8 @@ class Relock:
         return list(self._sent.get(getattr(task, "name", task), {}).values())
 
     def _note(self, sender: Any = None, headers: Any = None, body: Any = None, **_: Any) -> None:
-        if "id" in headers:  # protocol 2
-            fields, args, kwargs = headers, body[0], body[1]
-        else:
-            fields, args, kwargs = body, body["args"], body["kwargs"]
-        if not fields["retries"]:
-            called = Sent(fields["id"], tuple(args), dict(kwargs))
+        if "id" in headers and not headers["retries"]:
+            called = Sent(headers["id"], tuple(body[0]), dict(body[1]))
             self._sent.setdefault(str(sender), {})[called.task_id] = called
 
     @contextmanager

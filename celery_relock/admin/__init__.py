@@ -350,24 +350,19 @@ def _request_of(app: Any, text: str) -> Any:
         RelockError: the app does not have its task, or the message cannot be read.
     """
     from celery.worker.request import Request
-    from celery.worker.strategy import proto1_to_proto2
 
     from ..worker.parking import message_in
 
     message = message_in(app, text)
     try:
         app.loader.import_default_modules()
-        headers, of_protocol_1 = message.headers, {}
-        if "task" not in headers:
-            body, headers, decoded, utc = proto1_to_proto2(message, message.payload)
-            of_protocol_1 = {"body": body, "headers": headers, "decoded": decoded, "utc": utc}
-        task = app.tasks.get(headers["task"])
+        task = app.tasks.get(message.headers["task"])
         if task is not None:
-            return Request(message, app=app, task=task, **of_protocol_1)
+            return Request(message, app=app, task=task)
     except Exception as error:
         raise RelockError(f"the parked message cannot be read: {error!r}") from error
     raise RelockError(
-        f"the parked message is of the task {headers['task']!r}, which this app "
+        f"the parked message is of the task {message.headers['task']!r}, which this app "
         f"({app.main or 'without a name'}) does not have: use the app that sent it"
     )
 

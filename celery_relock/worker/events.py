@@ -74,10 +74,7 @@ def tell_reentered(task: Any, request: Any | None, leases: Mapping[str, Lease]) 
 
 
 def tell_resumed(app: Any, message: Message, headers: Mapping[str, Any]) -> None:
-    """A parked message was published again.
-
-    Of a message of protocol 1, whose body has the task, the event names no task.
-    """
+    """A parked message was published again."""
     if events.wanted("resumed"):
         name, task_id = str(headers.get("task") or ""), str(headers.get("id") or "")
         work = Work(app.tasks.get(name), name, task_id)

@@ -317,23 +317,19 @@ _OF_EXECUTION = ("execution_id", "attempts", "since")
 
 
 def write_header(
-    headers: dict[str, Any],
-    fields: Mapping[str, Any],
-    properties: dict[str, Any],
-    queues: Iterable[Any],
+    headers: dict[str, Any], properties: dict[str, Any], queues: Iterable[Any]
 ) -> dict[str, Any]:
     """Write our header into a message that is about to be published, and return the header.
 
     Args:
         headers: of the message.
-        fields: where its id is; protocol 1 has that in the body.
         properties: of the message. `OPTIONS`, `PREFIX` and `SAYS` are among them, and the `lock_*`
             options of a call by name; they are taken out.
         queues: those that the message goes to, if its sender knows them.
     """
     # Celery copies custom headers from the message before: that header is replaced, never kept.
-    before = attempt_before(fields, headers)
-    prefix, options = _of_call(fields, properties, queues, before)
+    before = attempt_before(headers, headers)
+    prefix, options = _of_call(headers, properties, queues, before)
     header = Header(
         ids.new_id(),
         ancestors=_ancestors(before),
@@ -410,11 +406,7 @@ def call_options(options: Mapping[str, Any]) -> dict[str, Any]:
 def write_seconds(body: Any) -> None:
     """Write the times among the `lock_*` options of all signatures in a message as seconds, as
     `call_options` does for the message itself: JSON has no timedelta."""
-    embedded = body if isinstance(body, dict) else {}
-    if isinstance(body, tuple):
-        args, kwargs, embedded = body
-    else:
-        args, kwargs = embedded.get("args") or (), embedded.get("kwargs") or {}
+    args, kwargs, embedded = body
     for each in (*args, *kwargs.values()):
         if isinstance(each, Signature):
             _write_seconds_of(each)
@@ -525,7 +517,7 @@ def workflow() -> str | None:
 
 
 def _workflow_of(request: Any) -> str:
-    # Protocol 1 messages carry no root id: there the workflow is the task itself.
+    # Who sends by hand may leave it out: then the workflow is the task itself.
     return ids.short(request.root_id or request.id)
 
 

@@ -115,7 +115,7 @@ def carry(wanted: Callable[[Any], bool]) -> None:
     """
 
     def receive(sender: Any, request: Any, **_: Any) -> None:
-        if wanted(request):
+        if "task" in request.message.headers and wanted(request):  # else it is of protocol 1
             _carry(sender, request)
 
     task_received.disconnect(dispatch_uid="celery_relock.carry")
@@ -312,8 +312,7 @@ def publish(
         queue: to this queue instead, with where it came from in a header (see `come_back`).
         delay: seconds after which a worker is to run it, None for at once.
 
-    Raises whatever the broker's client raises; `EncodeError`, `DecodeError`, `ContentDisallowed`
-    for a delay of a protocol 1 message that this process cannot read and write.
+    Raises whatever the broker's client raises.
     """
     # The process publishes in the middle of somebody else's task: what that one has set (a trace,
     # a tenant) is not for this message. A thread of its own, as New Relic's hook of kombu goes by
@@ -358,7 +357,7 @@ def _publish(app: Celery, found: dict[str, Any], queue: str | None, delay: float
     origin = [exchange, routing_key, found["queue"]]
     declare: list[Any] = []
     if delay is not None:
-        body = _delayed(app, found, body, delay)
+        headers["eta"] = (datetime.now(timezone.utc) + timedelta(seconds=delay)).isoformat()
     if headers.get("compression"):
         body, _ = compress(body, headers["compression"])  # kombu decompressed it
     expiration = properties.get("expiration")
@@ -397,20 +396,6 @@ def _publish(app: Celery, found: dict[str, Any], queue: str | None, delay: float
             retry_policy=dict(app.conf.task_publish_retry_policy),
             **{name: value for name, value in properties.items() if name not in _ARGUMENTS},
         )
-
-
-def _delayed(app: Celery, found: dict[str, Any], body: bytes, delay: float) -> bytes:
-    eta = (datetime.now(timezone.utc) + timedelta(seconds=delay)).isoformat()
-    if "task" in found["headers"]:
-        found["headers"]["eta"] = eta
-        return body
-    # Protocol 1 has it in the body.
-    kind, encoding = found["content_type"], found["content_encoding"]
-    accepted = serialization.prepare_accept_content(app.conf.accept_content)
-    content = {**serialization.loads(body, kind, encoding, accept=accepted), "eta": eta}
-    name = serialization.registry.type_to_name.get(kind, kind)
-    _, _, written = serialization.dumps(content, serializer=name)
-    return written if isinstance(written, bytes) else written.encode(encoding)
 
 
 def _where(
@@ -541,8 +526,8 @@ def _carried(task: Any, message: Any) -> RawMessage | None:
     was = carried(message)
     if was is None:
         logger.warning(
-            "a message of %s came by a way of its own, without the signal task_received, so it is "
-            "not parked: it stays in its slot",
+            "a message of %s is one of task_protocol=1, or came without the signal task_received, "
+            "so it is not parked: it stays in its slot",
             task.name,
         )
     return was

@@ -7,7 +7,6 @@ What is resumed does not come by here: it is what was received (`parking`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from celery.signals import after_task_publish, before_task_publish
@@ -28,34 +27,31 @@ def _before(
     declare: Any = None,
     **_: Any,
 ) -> None:
-    if not isinstance(headers, dict):
+    if not _is_ours(headers):
         return
     company.on_publish(sender)
     write_seconds(body)
-    fields = _fields(headers, body)
-    header = write_header(headers, fields, {} if properties is None else properties, declare or ())
+    header = write_header(headers, {} if properties is None else properties, declare or ())
     # These two come first, as they may choose the execution id, which the others read. A retry with
     # a place in a line has the id of that place, and its dedup marker is left to that id.
-    retried = retried_by(fields)
+    retried = retried_by(headers)
     order.on_publish(header, retried)
-    dedup.on_publish(fields, header, retried)
-    retry.on_publish(fields, body, header, retried)
+    dedup.on_publish(headers, header, retried)
+    retry.on_publish(body, header, retried)
     steps.on_publish(headers, body, header)
 
 
-def _after(headers: Any = None, body: Any = None, **_: Any) -> None:
+def _after(headers: Any = None, **_: Any) -> None:
     # Only now: what is left to a message that could not be sent would wait for it.
-    header = headers.get(HEADER) if isinstance(headers, dict) else None
-    if header:
-        fields = _fields(headers, body)
-        if (retried := retried_by(fields)) is not None:
-            retried.retry = Retried(header, fields)
+    if _is_ours(headers) and (header := headers.get(HEADER)):
+        if (retried := retried_by(headers)) is not None:
+            retried.retry = Retried(header, headers)
         steps.on_published(headers, header)
 
 
-def _fields(headers: dict[str, Any], body: Any) -> Mapping[str, Any]:
-    """Where a message has its id, its ETA and so on: protocol 1 has all in the body."""
-    return headers if "id" in headers else body if isinstance(body, dict) else {}
+def _is_ours(headers: Any) -> bool:
+    """Whether a message is one of protocol 2: in protocol 1 no header of ours says anything."""
+    return isinstance(headers, dict) and "id" in headers
 
 
 before_task_publish.connect(_before, weak=False, dispatch_uid="celery_relock")

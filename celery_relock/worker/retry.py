@@ -8,7 +8,7 @@ the lease ends the lock.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -130,9 +130,7 @@ def unbroken(message: Any, lease: Lease) -> bool:
     return not broken
 
 
-def on_publish(
-    fields: Mapping[str, Any], body: Any, header: dict[str, Any], retried: Delivery | None
-) -> None:
+def on_publish(body: Any, header: dict[str, Any], retried: Delivery | None) -> None:
     """A retry's header tells what is kept for it."""
     if retried is None:
         return
@@ -144,17 +142,13 @@ def on_publish(
         return
     left: LeftToRetry = retried.left_to_retry
     lease = left.lease
-    left.needed = _names_of(left.task, fields, body)
+    left.needed = _names_of(left.task, *body[:2])
     kept = zip(lease.claim.names, lease.fences, strict=True)
     header["kept"] = [[name, fence] for name, fence in kept if name in left.needed]
 
 
-def _names_of(task: Any, fields: Any, body: Any) -> tuple[str, ...]:
+def _names_of(task: Any, args: Any, kwargs: Any) -> tuple[str, ...]:
     """The locks that a retry needs, by its own arguments."""
-    if isinstance(body, tuple):
-        args, kwargs = body[0], body[1]
-    else:
-        args, kwargs = fields.get("args"), fields.get("kwargs")
     try:
         declared = declaration(type(task)).of_call({}, prefix_here())
         return declared.names_of_call(task, args, kwargs)

@@ -13,7 +13,7 @@ from typing import Any
 
 from celery import Task, shared_task
 
-from ..declaration import engine_of
+from ..declaration import engine_of, refuse_protocol_1
 from ..engine import ids, reentrancy
 from ..engine.engine import Engine
 from ..engine.events import label_of
@@ -56,11 +56,7 @@ class EnterTask(LockedTask):
     def apply_async(  # type: ignore[override]  # sent by this library alone
         self, args: Any = None, kwargs: Any = None, task_id: str | None = None, **options: Any
     ) -> Any:
-        if self.app.conf.task_protocol == 1:
-            raise LockConfigError(
-                "locked() needs stamps, which messages of task_protocol=1 do not carry: use "
-                "protocol 2"
-            )
+        refuse_protocol_1(self.app, "locked()")
         *given, spec = args
         *rest, first = options.get("chain") or (None,)
         if first is None:

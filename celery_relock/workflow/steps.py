@@ -381,7 +381,7 @@ def _leave_all(message: Any, *, again: bool = False) -> None:
 def on_publish(headers: Any, body: Any, header: Any) -> None:
     """Write into the header of a message, before it is published, which holds are left to it."""
     running = running_request()
-    if running is None or not _is_new(headers, header):
+    if running is None:
         return
     untaken: dict[Any, Any] = {}
     if not (has_begun(running) or holds_of(running)):
@@ -428,8 +428,6 @@ def _take_over(running: Any) -> None:
 def on_published(headers: Any, header: Any) -> None:
     """The message is published, so it is a successor. One that could not be sent is none."""
     holds = holds_here()
-    if not holds or not _is_new(headers, header):
-        return
     told = {each["id"] for each in header.get("workflow_locks") or ()}
     for hold in holds:
         if hold.lock.id in told:
@@ -464,15 +462,6 @@ def clear_away(engine: Engine, request: Any, remember: float | None, **_: Any) -
     for lock in workflow_locks(request):
         own = hold_id(header_of(request).execution_id, lock.id)
         end_unexecuted(engine, lock.names, own, remember, is_left=True)
-
-
-def _is_new(headers: Any, header: Any) -> bool:
-    """Whether a message is published for the first time, in protocol 2.
-
-    One that is published again stays as it was. Protocol 1 has no stamps, so no workflow locks.
-    """
-    is_protocol_2 = isinstance(headers, dict) and "id" in headers
-    return is_protocol_2 and isinstance(header, dict) and not header.get("attempts")
 
 
 def _goes_on(headers: Mapping[str, Any], body: Any, message: Any) -> bool:

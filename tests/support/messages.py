@@ -13,6 +13,15 @@ from tests.support.permits import permits
 from tests.support.worker import Worker
 
 
+def send_in_protocol_1(task: Any, *args: Any) -> AsyncResult[Any]:
+    """As a sender with Celery's old `task_protocol` does, which has no header of ours."""
+    app, task_id = task.app, str(uuid.uuid4())
+    message = app.amqp.as_task_v1(task_id, task.name, args)
+    with app.producer_or_acquire() as producer:
+        app.amqp.send_task_message(producer, task.name, message)
+    return task.AsyncResult(task_id)
+
+
 class Message:
     """One message of a task, delivered as often as wanted, byte for byte the same.
 

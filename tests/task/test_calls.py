@@ -169,15 +169,6 @@ def test_a_time_goes_as_a_timedelta_by_each_signature_of_a_canvas(m, account, ca
         assert remaining > 60
 
 
-@pytest.mark.parametrize("canvas", ["chain of plain tasks", "group in a chain", "chord"])
-def test_it_does_so_in_protocol_1(m, account, canvas, monkeypatch):
-    monkeypatch.setitem(m.app.conf, "task_protocol", 1)
-    monkeypatch.setattr(m.app.amqp, "create_task_message", m.app.amqp.as_task_v1)
-    made = CANVASES[canvas](m, m.look.si(account).set(lock_ttl=LONG))
-    for _, remaining in _all(made.delay().get(timeout=20)):
-        assert remaining > 60
-
-
 def test_it_goes_as_a_timedelta_by_a_link_and_in_an_argument(m, account):
     long, linked = m.look.si(account).set(lock_ttl=LONG), uuid.uuid4().hex
     m.plain.apply_async(link=long.clone().set(task_id=linked))

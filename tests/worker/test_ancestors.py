@@ -11,7 +11,6 @@ from celery_relock import is_dropped
 from celery_relock.engine import ids
 from celery_relock.errors import LockConflict
 from celery_relock.worker import message
-from tests.support import new_namespace
 from tests.support.parked import lock_of
 from tests.support.permits import permits
 
@@ -135,15 +134,6 @@ def test_a_thread_of_a_task_has_no_ancestors(family, account):
     assert child["fence"] > parent["fence"]
 
 
-def test_with_protocol_1_a_spawned_task_is_a_workflow_of_its_own(module_worker, account):
-    worker = module_worker("tests.worker.apps.ancestors", namespace=new_namespace())
-    worker.module.app.conf.task_protocol = 1
-    parent = worker.module.sends.delay(account).get(timeout=20)
-    child = result_of(worker, parent["inner"])
-    assert not child["reentered"]
-    assert len(fences_of(worker, account)) == 2
-
-
 def test_what_beat_and_send_task_send_has_no_ancestors(family, account):
     app, take = family.module.app, family.module.take
     entry = ScheduleEntry(name="tick", task=take.name, schedule=60, args=(account,), app=app)
@@ -229,7 +219,7 @@ def test_the_ancestors_do_not_grow_without_end(family, account):
 
 def test_without_a_lock_the_header_has_no_ancestors():
     published = {"id": "some-id"}
-    Context().run(message.write_header, published, published, {}, ())
+    Context().run(message.write_header, published, {}, ())
     assert set(published[message.HEADER]) == {"v", "execution_id"}
 
 

@@ -15,6 +15,7 @@ from celery_relock.errors import LockConflict
 from celery_relock.worker import conflict
 from celery_relock.worker.conflict import pause_before
 from tests.support import wait_for
+from tests.support.messages import send_in_protocol_1
 from tests.support.parked import wait_until_parked
 from tests.support.permits import permits
 
@@ -243,6 +244,19 @@ def test_an_execution_that_cannot_be_sent_again_waits_in_its_slot(worker, accoun
     assert not result.ready()
     holder()
     assert result.get(timeout=20) > 0
+    assert len(_permits(worker, account)) == 2
+
+
+@pytest.mark.parametrize("name", ["hold", "comes_back"])
+def test_a_message_of_protocol_1_waits_in_its_slot_and_runs_with_its_lock(
+    worker, account, holder, name
+):
+    task = getattr(worker.module, name)
+    result = send_in_protocol_1(task, account)
+    worker.wait_for_log(f"{task.name} is one of task_protocol=1")
+    assert not result.ready()
+    holder()
+    result.get(timeout=20)
     assert len(_permits(worker, account)) == 2
 
 

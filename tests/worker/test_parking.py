@@ -153,18 +153,6 @@ def test_a_signed_message_keeps_its_signature(worker, signed):
     assert result.get(timeout=30)[0] == "('signed',)"
 
 
-def test_a_message_of_protocol_1_stays_one(worker):
-    app, task_id = worker.module.app, uuid.uuid4().hex
-    message = app.amqp.as_task_v1(task_id, worker.module.mirror.name, ("old",), expires=60)
-    with app.producer_or_acquire() as producer:
-        app.amqp.send_task_message(
-            producer, worker.module.mirror.name, message, headers={"x-mine": "kept"}
-        )
-    first = assert_the_same(worker, task_id)
-    assert json.loads(first["body"])["args"] == ["old"]
-    assert first["headers"] == {"x-mine": "kept"}
-
-
 def test_canvases_stay_whole(worker):
     m = worker.module
     whole = chord([m.mirror.s(n) for n in range(3)], m.total.s())()
@@ -317,18 +305,6 @@ def test_a_delay_is_an_eta_in_the_header_and_the_rest_stays(app):
     assert timedelta(seconds=29) < eta - before < timedelta(seconds=32)
     assert found.headers["expires"] == "E"
     assert found.body == b"[[], {}, {}]"
-
-
-def test_a_delay_is_an_eta_in_the_body_of_protocol_1(app):
-    old = {"task": "t", "id": "i", "args": [1], "kwargs": {}, "eta": None, "utc": True}
-    text = parked_text(app, message(json.dumps(old).encode(), headers={}), {})
-    content = json.loads(text)
-    content["headers"] = {}
-    publish(app, json.dumps(content), delay=30)
-    found = json.loads(published(app, "q").body)
-    assert found.pop("eta")
-    del old["eta"]
-    assert found == old
 
 
 def test_what_rabbitmq_noted_of_dead_letters_is_kept_and_its_count_of_deliveries_is_not(app):

@@ -27,7 +27,7 @@ from celery.local import Proxy
 from celery.signals import before_task_publish, task_failure, worker_init
 from celery.states import FAILURE, PENDING, SUCCESS
 from celery.utils.threads import LocalStack
-from celery.worker import control, state, strategy
+from celery.worker import control, state
 from celery.worker.consumer import Consumer
 from celery.worker.request import Request
 from kombu import Connection, Queue, compression, serialization
@@ -351,13 +351,12 @@ def _():
     state.task_ready(request)
 
 
-@row("`celery.worker.request.Request`, `celery.worker.strategy.proto1_to_proto2`")
+@row("`celery.worker.request.Request`")
 def _():
     _, task = app_with_a_task()
     _, request = received(task)
     assert request.id
     assert not request.revoked()
-    passes("proto1_to_proto2", strategy)
 
 
 @row("`WorkController.task_events`")

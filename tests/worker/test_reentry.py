@@ -9,6 +9,7 @@ import pytest
 from celery_relock.engine import ids
 from celery_relock.errors import LockConfigError, LockConflict
 from tests.support import new_namespace
+from tests.support.messages import send_in_protocol_1
 from tests.support.parked import lock_of, wait_until_free
 from tests.support.permits import permits
 
@@ -159,18 +160,17 @@ def test_two_direct_calls_outside_of_tasks_are_strangers(reentry, account):
 
 
 def test_a_first_protocol_message_takes_its_own_id_for_the_workflow(module_worker, account):
-    # It carries neither root nor parent, and its header comes by another way.
+    # It carries neither root nor parent, nor a header of ours.
     worker = module_worker(
         "tests.worker.apps.reentry",
         namespace=new_namespace(),
         concurrency=2,
     )
-    worker.module.app.conf.task_protocol = 1
-    sent = worker.module.calls_three_deep.delay(account)
+    sent = send_in_protocol_1(worker.module.calls_three_deep, account)
     calls = chain_of(sent.get(timeout=20))
     assert {call["owner"] for call in calls} == {sent.id}
     assert [call["reentered"] for call in calls] == [False, True, True, True, True, True]
-    both = [worker.module.take.delay(account, 0.3) for _ in range(2)]
+    both = [send_in_protocol_1(worker.module.take, account, 0.3) for _ in range(2)]
     fences = [one.get(timeout=20)["fence"] for one in both]
     assert len(set(fences)) == 2
     assert len(permits(worker.journal.events(), f"account:{account}")) == 3

@@ -81,6 +81,11 @@ def raises(self, account):
 RETRY = {"lock_key": KEY, "lock_on_conflict": "retry"}
 
 
+@app.task(base=LockedTask, bind=True, **RETRY)
+def comes_back(self, account):
+    return waits(self, account, 0)
+
+
 @app.task(base=LockedTask, bind=True, **RETRY, lock_max_wait=1.0)
 def comes_back_briefly(self, account):
     return waits(self, account, 0)
