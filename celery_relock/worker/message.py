@@ -21,7 +21,6 @@ from weakref import WeakKeyDictionary
 
 from celery import current_app
 from celery._state import _get_active_apps, _task_stack
-from celery.canvas import Signature
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from ..engine import ids, reentrancy
@@ -44,8 +43,6 @@ OPTIONS, PREFIX, SAYS = "relock_options", "relock_prefix", "relock_header"
 ENTER = "celery_relock.enter"
 # Celery's tasks that call another task directly, for each of their items.
 _MAPS = ("celery.map", "celery.starmap")
-# Where a message, or the options of a signature, have further signatures.
-_SIGNATURES = ("chain", "chord", "callbacks", "errbacks", "link", "link_error")
 #: Where the arguments of a canvas have its parts, by its kind.
 CANVASES: Mapping[str | None, tuple[str, ...]] = {
     "chain": ("tasks",),
@@ -401,31 +398,6 @@ def call_options(options: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, timedelta):
             said[name] = value.total_seconds()
     return said
-
-
-def write_seconds(body: Any) -> None:
-    """Write the times among the `lock_*` options of all signatures in a message as seconds, as
-    `call_options` does for the message itself: JSON has no timedelta."""
-    args, kwargs, embedded = body
-    for each in (*args, *kwargs.values()):
-        if isinstance(each, Signature):
-            _write_seconds_of(each)
-    for name in _SIGNATURES:
-        _write_seconds_of(embedded.get(name))
-
-
-def _write_seconds_of(found: Any) -> None:
-    for each in found if isinstance(found, list | tuple) else [found]:
-        if not isinstance(each, dict):
-            continue
-        options = each.get("options") or {}
-        for name, value in options.items():
-            if name.startswith("lock_") and isinstance(value, timedelta):
-                options[name] = value.total_seconds()
-        for name in _SIGNATURES:
-            _write_seconds_of(options.get(name))
-        for name in CANVASES.get(each.get("subtask_type"), ()):
-            _write_seconds_of(each["kwargs"].get(name))
 
 
 # -- The prefix of lock names --------------------------------------------------------------------

@@ -16,7 +16,7 @@ from ..order import client as order
 from ..workflow import steps
 from . import company, retry
 from .delivery import Retried
-from .message import HEADER, retried_by, write_header, write_seconds
+from .message import HEADER, retried_by, write_header
 
 
 def _before(
@@ -30,7 +30,6 @@ def _before(
     if not _is_ours(headers):
         return
     company.on_publish(sender)
-    write_seconds(body)
     header = write_header(headers, {} if properties is None else properties, declare or ())
     # These two come first, as they may choose the execution id, which the others read. A retry with
     # a place in a line has the id of that place, and its dedup marker is left to that id.

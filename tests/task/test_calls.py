@@ -11,6 +11,7 @@ from datetime import timedelta
 import celery
 import pytest
 from celery import chain, chord, group
+from kombu.exceptions import EncodeError
 
 from celery_relock import Lock, LockedTask, is_dropped, locked
 from celery_relock.errors import LockConfigError, LockConflict, LockDeadlock
@@ -143,7 +144,7 @@ def test_it_goes_by_a_signature_in_a_canvas(m, account, held):
     assert is_dropped(sent.get(timeout=20))
 
 
-LONG = timedelta(seconds=90)
+LONG = 90
 CANVASES = {
     "chain": lambda m, long: chain(m.report.si("other"), long),
     "chain of plain tasks": lambda m, long: chain(m.plain.si(), m.plain.si(), long),
@@ -162,14 +163,14 @@ def _all(found):
 
 
 @pytest.mark.parametrize("canvas", CANVASES)
-def test_a_time_goes_as_a_timedelta_by_each_signature_of_a_canvas(m, account, canvas):
+def test_it_goes_by_each_signature_of_a_canvas(m, account, canvas):
     made = CANVASES[canvas](m, m.look.si(account).set(lock_ttl=LONG))
     for name, remaining in _all(made.delay().get(timeout=20)):
         assert name == f"account:{account}"
         assert remaining > 60
 
 
-def test_it_goes_as_a_timedelta_by_a_link_and_in_an_argument(m, account):
+def test_it_goes_by_a_link_and_in_an_argument(m, account):
     long, linked = m.look.si(account).set(lock_ttl=LONG), uuid.uuid4().hex
     m.plain.apply_async(link=long.clone().set(task_id=linked))
     given = m.sends.delay(long.clone().set(lock_ttl=LONG))
@@ -179,6 +180,14 @@ def test_it_goes_as_a_timedelta_by_a_link_and_in_an_argument(m, account):
     failed = m.cools.apply_async((account, "fails"), link_error=long.clone().set(lock_ttl=LONG))
     with pytest.raises(ValueError, match="fails"):
         failed.get(timeout=20)
+
+
+@pytest.mark.parametrize("canvas", ["chain", "chord", "chain in a chord", "locked"])
+def test_a_timedelta_in_a_later_step_is_refused_where_the_canvas_is_sent(m, account, canvas):
+    long = m.look.si(account).set(lock_ttl=timedelta(seconds=LONG))
+    assert long.delay().get(timeout=20)[1] > 60
+    with pytest.raises(EncodeError, match="timedelta"):
+        CANVASES[canvas](m, long).delay()
 
 
 def test_it_goes_with_a_call_by_name(m, account, held):
