@@ -27,9 +27,6 @@ LockKey: TypeAlias = KeyPart | list[KeyPart] | tuple[KeyPart, ...] | Literal[Fal
 _Arguments: TypeAlias = Mapping[str, object]
 _Maker: TypeAlias = Callable[[_Arguments], str | tuple[str, ...]]
 
-# Autoretry, pydantic=True and the lock itself pass arguments on as they are.
-_PASS_ON = ("celery.", "celery_relock.")
-
 _signatures: WeakKeyDictionary[Any, inspect.Signature] = WeakKeyDictionary()
 
 
@@ -62,15 +59,7 @@ def _as_declared(parameter: inspect.Parameter) -> inspect.Parameter:
 
 
 class Misfit(TypeError):
-    """A call does not fit the signature of its task.
-
-    Attributes:
-        is_sure: whether it does not fit the body either, whose own TypeError comes before a line of
-            it runs. A decorator that shows another signature than its own may accept the call: the
-            body could run, and no lock name is known for it.
-    """
-
-    is_sure = False
+    """A call does not fit the signature of its task."""
 
 
 def bind(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, object]:
@@ -88,14 +77,11 @@ def bind(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str,
     try:
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:
-        is_sure = _is_told_exactly(task.run)
-        text = f"{task.name}{signature} cannot be called with these arguments: {error}."
-        if not is_sure:
-            text += " Its lock name follows from this signature; a decorator that takes other "
-            text += "arguments has to set __signature__ to them."
-        misfit = Misfit(text)
-        misfit.is_sure = is_sure
-        raise misfit from None
+        raise Misfit(
+            f"{task.name}{signature} cannot be called with these arguments: {error}. Its lock name "
+            "follows from this signature; a decorator that takes other arguments has to set "
+            "__signature__ to them."
+        ) from None
     bound.apply_defaults()
     arguments = bound.arguments
     if serializer != "pickle":
@@ -117,20 +103,6 @@ def dumped(
         return args, kwargs
     args, kwargs = dump(args, kwargs)
     return args, kwargs
-
-
-def _is_told_exactly(function: Any) -> bool:
-    """Whether a call that does not fit the signature surely does not fit the function.
-
-    Not so under a decorator with `functools.wraps`, which shows the arguments of the function that
-    it wraps and may take others.
-    """
-    while (wrapped := getattr(function, "__wrapped__", None)) is not None:
-        code = getattr(function, "__func__", function)
-        if not getattr(code, "__globals__", {}).get("__name__", "").startswith(_PASS_ON):
-            return False
-        function = wrapped
-    return not hasattr(function, "__signature__")
 
 
 def _anything(*args: Any, **kwargs: Any) -> None:

@@ -123,9 +123,7 @@ def name_of(declared: Declaration, task: Any, args: Any, kwargs: Any) -> str | N
     """The one lock name of a call; None if it does not fit the task. Raises LockConfigError."""
     try:
         names = declared.names_of_call(task, args, kwargs)
-    except Misfit as misfit:
-        if not misfit.is_sure:
-            raise
+    except Misfit:
         return None  # a step that is not sent would leave its chain hanging: it fails as it runs
     if len(names) != 1:
         raise LockConfigError(

@@ -195,11 +195,7 @@ class Execution:
         try:
             arguments = bind(self.task, self.args, self.kwargs)
         except Misfit as misfit:
-            if not misfit.is_sure:
-                raise TypeError(*misfit.args) from None
-            arguments = None
-        if arguments is None:  # the body's own TypeError says it best
-            return self.body(*self.args, **self.kwargs)
+            raise TypeError(*misfit.args) from None  # a client reads it without this library
         self.declared = declared = _declared(self.declared, self.request, header)
         self.names = names = declared.names(arguments)
         self.limits = dict(zip(names, declared.limits(arguments, names), strict=True))

@@ -32,12 +32,8 @@ class Recording(Task):  # type: ignore[misc]
     seen: list[tuple[dict[str, Any], tuple[str, ...]]]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            arguments = bind(self, args, kwargs)
-            self.seen.append((arguments, named(self, arguments)))
-        except Misfit as misfit:
-            if not misfit.is_sure:
-                raise
+        arguments = bind(self, args, kwargs)
+        self.seen.append((arguments, named(self, arguments)))
         return super().__call__(*args, **kwargs)
 
 
@@ -185,54 +181,37 @@ def test_parameters_named_like_our_own_are_bound(app: Celery) -> None:
 
 
 MISFITS = [
-    ((), {}, "missing 1 required positional argument: 'account_id'"),
-    ((1, 2, 3), {}, "takes from 1 to 2 positional arguments but 3 were given"),
+    ((), {}, "missing a required argument: 'account_id'"),
+    ((1, 2, 3), {}, "too many positional arguments"),
     ((1,), {"nope": 1}, "unexpected keyword argument 'nope'"),
     ((1,), {"account_id": 1}, "multiple values for argument 'account_id'"),
 ]
 
 
+def lenient(function):
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        return function(1)
+
+    return wrapper
+
+
 @pytest.mark.parametrize(("args", "kwargs", "says"), MISFITS)
+@pytest.mark.parametrize("decorator", [lambda function: function, lenient])
 @pytest.mark.parametrize(
     "options", [{}, {"typing": False}, {"autoretry_for": (ValueError,)}, {"pydantic": True}]
 )
-def test_a_call_that_does_not_fit_ends_in_the_type_error_of_the_task(
-    app: Celery, options: dict[str, Any], args: Any, kwargs: Any, says: str
+def test_a_call_that_does_not_fit_never_runs_though_a_decorator_may_accept_it(
+    app: Celery, options: dict[str, Any], decorator: Any, args: Any, kwargs: Any, says: str
 ) -> None:
     ran = []
 
-    @app.task(base=Recording, **options)
+    @app.task(base=Recording, name="sync", **options)
+    @decorator
     def sync(account_id, kind="full"):
         ran.append(account_id)
 
-    with pytest.raises(Misfit, match=r"sync\(account_id, kind='full'\) cannot be called with"):
-        bind(sync, args, kwargs)
-    with pytest.raises(TypeError) as caught:
-        sync(*args, **kwargs)
-
-    assert says in str(caught.value) or "pydantic" in options
-    assert not ran
-
-
-@pytest.mark.parametrize(("args", "kwargs", "says"), MISFITS)
-def test_a_call_that_a_decorator_may_still_accept_never_runs_without_a_name(
-    app: Celery, args: Any, kwargs: Any, says: str
-) -> None:
-    ran = []
-
-    def lenient(function):
-        @functools.wraps(function)
-        def wrapper(*args, **kwargs):
-            return function(1)
-
-        return wrapper
-
-    @app.task(base=Recording, autoretry_for=(ValueError,), name="sync")
-    @lenient
-    def sync(account_id, kind="full"):
-        ran.append(account_id)
-
-    with pytest.raises(TypeError, match=r"sync\(account_id, kind='full'\) .*__signature__"):
+    with pytest.raises(Misfit, match=rf"sync\(account_id, kind='full'\) .*{says}.*__signature__"):
         sync(*args, **kwargs)
 
     assert not ran

@@ -142,7 +142,7 @@ def test_the_request_of_the_body_is_the_one_that_celery_made(forms, account):
     assert len(result.children) == 1
 
 
-def test_a_call_that_does_not_fit_fails_as_it_does_without_a_lock(forms):
+def test_a_call_that_does_not_fit_fails(forms):
     result = forms.module.untyped.delay("too", "many", "arguments")
     with pytest.raises(TypeError, match="positional argument"):
         result.get(timeout=20)
