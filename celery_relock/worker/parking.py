@@ -542,13 +542,9 @@ class Outbox(Sender):
         consumed: whether a live worker consumes a resume queue, by its `channel`.
     """
 
-    # Seconds. A worker's announcement of what it consumes is good for some more.
-    _GOOD_FOR = 1.0
-
     def __init__(self, consumed: Callable[[str], bool]) -> None:
         self._consumed = consumed
         self._apps: list[ref[Celery]] = []
-        self._answers: dict[str, tuple[float, bool]] = {}
         self.homes = ""
 
     def add(self, app: Celery) -> None:
@@ -590,17 +586,10 @@ class Outbox(Sender):
         return [app for known in [*self._apps] if (app := known()) is not None]
 
     def _is_consumed(self, channel: str) -> bool:
-        asked, answer = self._answers.get(channel, (0.0, False))
-        if not asked or time.monotonic() - asked > self._GOOD_FOR:
-            if len(self._answers) > 1000:
-                self._answers.clear()  # queues come and go
-            asked = time.monotonic()
-            try:
-                answer = self._consumed(channel)
-            except RelockError:
-                answer = False  # the queue that it came from is always right
-            self._answers[channel] = asked, answer
-        return answer
+        try:
+            return self._consumed(channel)
+        except RelockError:
+            return False  # the queue that it came from is always right
 
 
 def resume_queue(queue: str) -> str:
