@@ -13,18 +13,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from ..declaration import declaration, engine_of
+from ..declaration import engine_of
 from ..engine.engine import Engine
 from ..engine.events import logger
 from ..engine.hold import Body, MakeHold
 from ..engine.lease import State
 from ..engine.protocol import Answer, Ended, HoldInfo, Successor
 from ..errors import LockUnavailable, RelockError
-from ..naming.names import Misfit
 from ..worker.beside import HeldBeside
 from ..worker.conflict import release
 from ..worker.delivery import delivery_of, retry_of
-from ..worker.ending import end_unexecuted, is_requeued, withdraw_later
+from ..worker.ending import end_unexecuted, is_requeued, locks_of, withdraw_later
 from ..worker.message import QUEUED, header_of
 from ..worker.states import Late, SentAgain, Waits, end_dropped, show_revoked
 from . import client, marker
@@ -288,13 +287,5 @@ def clear_away(
 
 
 def _marker_by_name(task: Any, request: Any) -> Marker | None:
-    if task is None:
-        return None
-    header = header_of(request)
-    declared = declaration(type(task)).of_call(header.options, header.prefix)
-    if declared.options.dedup is None or declared.rule.off:
-        return None
-    try:
-        return client.call_of(task, declared, request.args, request.kwargs).marker
-    except Misfit:
-        return None  # it never had one
+    options, names = locks_of(task, request, "dedup")
+    return Marker.of(task.name, names, options.dedup) if names else None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery.exceptions import Reject, Retry
 
-from ..declaration import declaration, engine_of
+from ..declaration import engine_of
 from ..engine import events, ids, reentrancy
 from ..engine.engine import Engine
 from ..engine.events import LockEvent, label_of, logger
@@ -26,7 +26,7 @@ from ..errors import RelockError
 from ..worker.beside import HeldBeside
 from ..worker.conflict import Attempt, obtain, release
 from ..worker.delivery import retry_of
-from ..worker.ending import end_unexecuted, is_acknowledged, is_requeued, remember_for
+from ..worker.ending import end_unexecuted, is_acknowledged, is_requeued, locks_of, remember_for
 from ..worker.events import work_for
 from ..worker.message import Header, header_of, keep_for, note
 from ..worker.states import Aside, SentAgain, Waits
@@ -199,18 +199,9 @@ def clear_away(
 ) -> None:
     """The call is not executed in its order: nobody waits for it."""
     header = header_of(request)
-    name = header.order[0] if header.order else _name_by_arguments(task, request)
-    if name:
-        end_unexecuted(engine, [LINE + name], header.execution_id, remember)
-
-
-def _name_by_arguments(task: Any, request: Any) -> str:
-    """The lock name of a call that took its place when it arrived, "" if it has none."""
-    header = header_of(request)
-    if task is None:
-        return ""
-    declared = declaration(type(task))
-    if declared.options.order is None or not header.own:
-        return ""  # an id made from the task id was parked under another one, if at all
-    declared = declared.of_call(header.options, header.prefix)
-    return client.name_of(declared, task, request.args, request.kwargs) or ""
+    names: tuple[str, ...] = ()
+    if header.order:
+        names = header.order[:1]
+    elif header.own:  # an id made from the task id was parked under another one, if at all
+        _, names = locks_of(task, request, "order")
+    end_unexecuted(engine, [LINE + name for name in names], header.execution_id, remember)

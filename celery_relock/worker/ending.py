@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from celery.exceptions import Ignore, Reject, Retry, TimeLimitExceeded, WorkerLostError
 
+from ..declaration import declaration
 from ..engine.crash import FORGET, kept_for
 from ..engine.engine import Engine
 from ..engine.events import logger
 from ..engine.protocol import KEPT, REMEMBER_ATTEMPT, EndedAs, Release
 from ..errors import RelockError
+from ..naming.names import Misfit
 from .delivery import afterwards, retry_of
 from .message import header_of
 
@@ -132,6 +134,22 @@ def call_off(attempt: Attempt) -> None:
         logger.warning("%s may run though it has failed: %s", claim.label, failure)
 
 
+def locks_of(task: Any, request: Any, having: str = "key") -> tuple[Any, tuple[str, ...]]:
+    """The options and the lock names of a call that is not executed here. No names of a task that
+    is not known, has no lock or not the option `having`, or cannot be called so."""
+    if task is None:
+        return None, ()
+    header = header_of(request)
+    declared = declaration(type(task)).of_call(header.options, header.prefix)
+    options = declared.options
+    try:
+        if having == "key" or getattr(options, having) is not None:
+            return options, declared.names_of_call(task, request.args, request.kwargs)
+    except Misfit:
+        pass  # such a call never asked for any
+    return options, ()
+
+
 def end_unexecuted(
     engine: Engine,
     names: Sequence[str],
@@ -150,6 +168,8 @@ def end_unexecuted(
     Raises:
         LockConfigError: from the backend.
     """
+    if not names:
+        return
     kept, of = kept_for(engine.backend, execution_id, *names), (engine, names, execution_id)
     engine.later.try_now(partial(_end_unexecuted, *of, remember, is_left), kept)
 

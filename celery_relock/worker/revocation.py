@@ -15,18 +15,17 @@ from celery.exceptions import TimeLimitExceeded, WorkerLostError
 from celery.signals import task_failure, task_received, task_retry, task_revoked
 from celery.states import REVOKED
 
-from ..declaration import declaration, engine_of
+from ..declaration import engine_of
 from ..dedup import worker as dedup
 from ..engine.engine import Engine
 from ..engine.events import logger
 from ..errors import LockConfigError, RelockError
-from ..naming.names import Misfit
 from ..order import worker as order
 from ..workflow import steps
 from . import events as worker_events
 from . import retry
 from .conflict import again_of, consumes_here
-from .ending import end_unexecuted, puts_back, remember_for, withdraw_later
+from .ending import end_unexecuted, locks_of, puts_back, remember_for, withdraw_later
 from .message import ENTER, HEADER, has_begun, header_of
 
 
@@ -62,17 +61,9 @@ def _end_own(
 ) -> None:
     """The execution's own locks."""
     header = header_of(request)
-    if task is None or not header.own:
-        return
-    declared = declaration(type(task)).of_call(header.options, header.prefix)
-    if task.name == ENTER:
-        names = request.args[0]["names"]
-    else:
-        try:
-            names = declared.names_of_call(task, request.args, request.kwargs)
-        except Misfit:
-            return  # it never asked for one
-    if names:
+    if header.own:
+        enters = task is not None and task.name == ENTER
+        names = request.args[0]["names"] if enters else locks_of(task, request)[1]
         end_unexecuted(engine, names, header.execution_id, remember)
 
 
