@@ -27,7 +27,6 @@ from ..engine import ids, reentrancy
 from ..engine.events import logger
 from ..errors import LockConfigError
 from ..naming.callables import called
-from ..options import OPTION_NAMES, unknown
 from ..settings import name_prefix
 from .delivery import DELIVERY, Delivery, delivery_of, finish, to_finish
 
@@ -376,18 +375,14 @@ def _of_call(
 
 
 def _tell_of_unused(task: Any, options: Mapping[str, Any], queues: Iterable[Any]) -> None:
-    """Log which options of a call its task will refuse, or not use."""
+    """Log which options of a call its task will not use."""
     written, known = ", ".join(f"lock_{name}" for name in options), _sender(queues).tasks.get(task)
     if task in _MAPS:
         text = "calls its task directly: declare them on the task, or send a group"
     elif known is not None and not hasattr(known, "_relock_declares"):
         text = "is no LockedTask"
     else:
-        for name in options:
-            if name not in OPTION_NAMES:  # by `send_task`: all else has been refused before
-                refusal = unknown(f"lock_{name}", "lock_")
-                logger.error("A worker will refuse this call of %s: %s", task, refusal)
-        return
+        return  # a worker refuses what is no option
     logger.warning("The options %s of a call of %s are not used: it %s", written, task, text)
 
 
