@@ -38,7 +38,7 @@ def _either(*checks: Check) -> Check:
     return check
 
 
-def _that(fits: Callable[[Any], bool]) -> Check:
+def that(fits: Callable[[Any], bool]) -> Check:
     """A value that fits, as it is."""
 
     def check(value: Any) -> Any:
@@ -50,15 +50,15 @@ def _that(fits: Callable[[Any], bool]) -> Check:
 
 
 def _word(*words: str) -> Check:
-    return _that(lambda value: isinstance(value, str) and value in words)
+    return that(lambda value: isinstance(value, str) and value in words)
 
 
-_none = _that(lambda value: value is None)
-_flag = _that(lambda value: isinstance(value, bool))
+_none = that(lambda value: value is None)
+flag = that(lambda value: isinstance(value, bool))
 # A function of the arguments that it names: `naming.callables.by_name` checks them.
-_callable = _that(lambda value: callable(value) and not iscoroutinefunction(value))
+_callable = that(lambda value: callable(value) and not iscoroutinefunction(value))
 # A whole number from 1, not a bool.
-_count = _that(lambda value: isinstance(value, int) and value >= 1 and value is not True)
+count = that(lambda value: isinstance(value, int) and value >= 1 and value is not True)
 
 
 def _off(value: Any) -> None:
@@ -100,8 +100,8 @@ def _seconds(least: float, *, above: bool = False) -> Check:
     return check
 
 
-_above_zero = _seconds(0, above=True)
-_SECONDS_ABOVE_0 = "seconds above 0, or a timedelta, at most ten years"
+above_zero = _seconds(0, above=True)
+SECONDS_ABOVE_0 = "seconds above 0, or a timedelta, at most ten years"
 
 
 def _key(value: Any) -> Any:
@@ -115,9 +115,9 @@ def _key(value: Any) -> Any:
 def _limits(value: Any) -> Any:
     """A limit for each part of lock_key; `LockOptions.collect` checks that they fit the parts."""
     if isinstance(value, list | tuple) and value:
-        return [_count(each) for each in value]
+        return [count(each) for each in value]
     if isinstance(value, Mapping) and value:
-        return {part: _count(each) for part, each in value.items()}
+        return {part: count(each) for part, each in value.items()}
     raise ValueError(value)
 
 
@@ -172,17 +172,17 @@ class LockOptions:
     # When a second call for the same lock name is a duplicate, which is not sent.
     dedup: Any = _option(
         None,
-        _either(_off, _word("until_start", "until_done"), _above_zero),
+        _either(_off, _word("until_start", "until_done"), above_zero),
         "None, 'until_start', 'until_done', or seconds above 0, at most ten years",
     )
     # What the caller of a duplicate gets.
     on_duplicate: str = _one_of("existing", "raise", "drop", "replace")
     # Seconds without a call for the same lock name after which a burst of calls is sent as one.
-    debounce: float | None = _option(None, _either(_off, _above_zero), f"None, {_SECONDS_ABOVE_0}")
+    debounce: float | None = _option(None, _either(_off, above_zero), f"None, {SECONDS_ABOVE_0}")
     # Seconds after its first call at which a burst is sent, even if calls still come.
     debounce_max: float | None = _option(
         None,
-        _either(_none, _above_zero),
+        _either(_none, above_zero),
         "None, seconds from lock_debounce, or a timedelta, at most ten years",
     )
     # Merges the arguments of a call with those of the calls before it in the burst.
@@ -192,7 +192,7 @@ class LockOptions:
     # How many permits the lock has: how many executions hold it at the same time.
     limit: int | Callable[..., int] | list[int] | Mapping[Any, int] = _option(
         1,
-        _either(_count, _callable, _limits),
+        _either(count, _callable, _limits),
         "a whole number from 1, a callable of the arguments, a list with a number for each part of "
         "lock_key, or a dict of numbers by template",
     )
@@ -204,7 +204,7 @@ class LockOptions:
         "each part of lock_key",
     )
     # Seconds for which the lock stays held after the task has succeeded.
-    cooldown: float | None = _option(None, _either(_none, _above_zero), f"None, {_SECONDS_ABOVE_0}")
+    cooldown: float | None = _option(None, _either(_none, above_zero), f"None, {SECONDS_ABOVE_0}")
     # Who can re-enter a lock that is held.
     reentrant: str = _one_of("inline", "descendants", "workflow")
     # Who owns the lock while the task holds it.
@@ -216,9 +216,9 @@ class LockOptions:
     # When the lock is released.
     hold: str = _one_of("task", "workflow")
     # Keep the lock through the countdown of `self.retry()`.
-    keep_on_retry: bool = _option(False, _flag, "True or False")
+    keep_on_retry: bool = _option(False, flag, "True or False")
     # Seconds a workflow keeps its lock between two steps, or after a retry is due.
-    gap_ttl: float = _option(300.0, _above_zero, _SECONDS_ABOVE_0)
+    gap_ttl: float = _option(300.0, above_zero, SECONDS_ABOVE_0)
     # What a step does if the lock of its workflow has ended.
     on_gap: str = _one_of("tell", "raise")
     # What happens if the lease ends while the body still runs.
@@ -228,11 +228,11 @@ class LockOptions:
     # In which order the calls of one lock name run.
     order: str | None = _option(None, _either(_none, _word("sent")), "None or 'sent'")
     # Seconds for which `lock_order="sent"` waits for a message that is late.
-    order_gap: float = _option(60.0, _above_zero, _SECONDS_ABOVE_0)
+    order_gap: float = _option(60.0, above_zero, SECONDS_ABOVE_0)
     # Which place a retry has in the order.
     order_retry: str = _one_of("keep", "end")
     # How many messages can be parked for one lock. The next fails with `LockConflict`.
-    max_parked: int = _option(10_000, _count, "a whole number from 1")
+    max_parked: int = _option(10_000, count, "a whole number from 1")
     #: The task's name, for messages.
     task: str = ""
 
@@ -449,7 +449,7 @@ class LockOptions:
             LockConfigError: the callable failed, or returned an invalid value.
         """
         mode = self._for_call("mode", arguments, _word(*MODES), "'exclusive' or 'shared'")
-        limit: int = self._for_call("limit", arguments, _count, "a whole number from 1")
+        limit: int = self._for_call("limit", arguments, count, "a whole number from 1")
         return SHARED if mode == "shared" else limit
 
     def _for_call(

@@ -14,7 +14,7 @@ from urllib.parse import quote
 from .engine.protocol import MOST_PARKED, REMEMBER
 from .errors import LockConfigError
 from .naming.callables import called
-from .options import OPTION_NAMES, unknown
+from .options import OPTION_NAMES, SECONDS_ABOVE_0, Check, above_zero, count, flag, that, unknown
 
 _PREFIX = "relock_"
 #: The settings that are not options of a task, without `relock_`. Every option is also a setting.
@@ -119,12 +119,7 @@ def enabled(app: Any) -> bool:
         LockConfigError: the value is not True or False. The text "False" of an environment variable
             would otherwise count as True.
     """
-    value = _get(_read(app), "relock_enabled", True)
-    if not isinstance(value, bool):
-        raise LockConfigError(
-            f"settings: relock_enabled={value!r:.100} cannot be used. Use True or False."
-        )
-    return value
+    return bool(_checked(_read(app), "enabled", True, flag, "True or False"))
 
 
 def read_by_tasks(app: Any) -> dict[str, object]:
@@ -338,28 +333,32 @@ def visibility_timeout(conf: Any) -> float:
 
 def _beside_the_url(conf: Any) -> dict[str, Any]:
     """What does not depend on where the locks live."""
-
-    def number(name: str, default: float, kinds: Any, what: str) -> Any:
-        value = _get(conf, name, default)
-        if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < float("inf"):
-            raise LockConfigError(f"settings: {name}={value!r} cannot be used. Use {what} above 0.")
-        return value
-
     of = BackendSettings._field_defaults
     (replicas, within), (messages, size) = of["replicas"], of["most_parked"]
-    needed = _get(conf, "relock_min_replicas", replicas)
-    if isinstance(needed, bool) or not isinstance(needed, int) or needed < 0:
-        raise LockConfigError(
-            f"settings: relock_min_replicas={needed!r} cannot be used. Use the number of replicas, "
-            "0 for none."
-        )
-    seconds = (int, float), "seconds"
+    seconds, some = (above_zero, SECONDS_ABOVE_0), (count, "a whole number from 1")
+    remember = visibility_timeout(conf) + _LATE
     return {
         "namespace": _namespace(conf),
-        "replicas": (needed, float(number("relock_min_replicas_timeout", within, *seconds))),
-        "remember": float(number("relock_remember", visibility_timeout(conf) + _LATE, *seconds)),
+        "replicas": (
+            _checked(conf, "min_replicas", replicas, _from_zero, "how many replicas, 0 for none"),
+            _checked(conf, "min_replicas_timeout", within, *seconds),
+        ),
+        "remember": _checked(conf, "remember", remember, *seconds),
         "most_parked": (
-            number("relock_max_parked_messages", messages, int, "a whole number"),
-            number("relock_max_parked_bytes", size, int, "a whole number of bytes"),
+            _checked(conf, "max_parked_messages", messages, *some),
+            _checked(conf, "max_parked_bytes", size, *some),
         ),
     }
+
+
+def _checked(conf: Any, name: str, default: Any, check: Check, allowed: str) -> Any:
+    value = _get(conf, _PREFIX + name, default)
+    try:
+        return value if value is default else check(value)
+    except ValueError:
+        raise LockConfigError(
+            f"settings: relock_{name}={value!r:.100} cannot be used. Use {allowed}."
+        ) from None
+
+
+_from_zero = that(lambda value: type(value) is int and value >= 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -489,12 +490,16 @@ def test_the_end_of_an_execution_is_remembered_beyond_the_brokers_visibility_tim
     late = {"visibility_timeout": 43_200}
     found = backend_settings(make(relock_url="redis://h", broker_transport_options=late))
     assert found.remember == 43_800.0
+    never = {"visibility_timeout": 999_999_999}
+    found = backend_settings(make(relock_url="redis://h", broker_transport_options=never))
+    assert found.remember == 1_000_000_599.0
 
 
 def test_what_may_pile_up_is_a_setting() -> None:
     found = backend_settings(make(relock_url="redis://h"))
     assert (found.remember, found.most_parked) == (4200.0, (1_000_000, 1_000_000_000))
-    more = {"relock_max_parked_messages": 7, "relock_max_parked_bytes": 9, "relock_remember": 60}
+    more = {"relock_max_parked_messages": 7, "relock_max_parked_bytes": 9}
+    more |= {"relock_remember": timedelta(minutes=1)}
     found = backend_settings(make(relock_url="redis://h", **more))
     assert (found.remember, found.most_parked) == (60.0, (7, 9))
 
@@ -511,6 +516,7 @@ def test_what_may_pile_up_is_a_setting() -> None:
         ("relock_min_replicas_timeout", float("inf")),
         ("relock_remember", 0),
         ("relock_remember", "1h"),
+        ("relock_remember", 999_999_999),
         ("relock_max_parked_messages", 0.5),
         ("relock_max_parked_bytes", -1),
     ],
