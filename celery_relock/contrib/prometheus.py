@@ -12,18 +12,13 @@ of its own: it serves all that the folder has.
 
 from __future__ import annotations
 
-import fcntl
 import os
-import struct
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from celery.signals import worker_process_init, worker_ready
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, start_http_server
 from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from ..engine.events import logger
@@ -120,57 +115,8 @@ def _shown(registry: CollectorRegistry) -> CollectorRegistry:
     if _FOLDER not in os.environ:
         return registry
     sums = CollectorRegistry()
-    Sums(sums)  # type: ignore[no-untyped-call]
+    MultiProcessCollector(sums)  # type: ignore[no-untyped-call]
     return sums
-
-
-class Sums(MultiProcessCollector):
-    """The sums of all processes. The files of ended processes are merged into one: each scrape
-    reads all files, and with `worker_max_tasks_per_child` their number would grow without a bound.
-
-    Takes what `MultiProcessCollector` takes.
-    """
-
-    #: Up to this number, files of ended processes are not merged.
-    FEW = 40
-
-    def collect(self) -> Any:
-        """The metrics. Concurrent scrapes wait for each other."""
-        with Path(self._path, "gone.lock").open("w") as guard:
-            fcntl.flock(guard, fcntl.LOCK_EX)
-            try:
-                return self._collected()
-            finally:
-                # Closing is not enough: a child forked meanwhile has the file open.
-                fcntl.flock(guard, fcntl.LOCK_UN)
-
-    def _collected(self) -> list[Any]:
-        folder = Path(self._path)
-        for kind in ("counter", "histogram", "summary"):
-            gone = [p for p in folder.glob(f"{kind}_*.db") if _is_gone(p)]
-            if len(gone) > self.FEW:
-                _add_up(folder / f"{kind}_gone.db", gone)
-        # One that a child is creating is empty for a moment, and stays so if the child is killed.
-        files = [str(p) for p in folder.glob("*.db") if p.stat().st_size]
-        return list(self.merge(files))  # type: ignore[no-untyped-call]
-
-
-def _is_gone(path: Path) -> bool:
-    pid = path.stem.rpartition("_")[2]
-    return pid.isdigit() and not Path(f"/proc/{pid}").exists() and Path("/proc/self").exists()
-
-
-def _add_up(path: Path, gone: Sequence[Path]) -> None:
-    sums = MmapedDict(str(path))  # type: ignore[no-untyped-call]
-    for each in gone:
-        # Empty, if its process was killed while creating it.
-        with suppress(struct.error, RuntimeError):
-            found = MmapedDict.read_all_values_from_file(each)  # type: ignore[no-untyped-call]
-            for key, value, *_ in found:
-                before, _ = sums.read_value(key)  # type: ignore[no-untyped-call]
-                sums.write_value(key, before + value, 0.0)  # type: ignore[no-untyped-call]
-        each.unlink()
-    sums.close()  # type: ignore[no-untyped-call]
 
 
 def _warn(sender: Any = None, **_: Any) -> None:

@@ -20,9 +20,6 @@ from urllib.parse import urlencode
 import pytest
 import yaml
 from celery import Celery
-from prometheus_client import CollectorRegistry
-from prometheus_client.mmap_dict import MmapedDict, mmap_key
-from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 
 from celery_relock import Lock, LockedTask
@@ -151,78 +148,6 @@ def test_what_a_child_counted_stays_when_it_is_gone_and_the_next_one_counts_on(m
         measured.backend().force_release(f"account:{account}")
         wait_for(lambda: value("lost_total", "holds") == 1)
     wait_for(lambda: value("hold_seconds_count", "holds") == before + 1)
-
-
-def test_a_child_that_makes_its_file_meanwhile_fails_no_scrape(tmp_path):
-    sums = prometheus.Sums(CollectorRegistry(), path=str(tmp_path))
-    making = tmp_path / f"counter_{os.getpid()}.db"
-    making.touch()
-    (tmp_path / "counter_2000000000.db").touch()  # killed while it made the file
-    assert sums.collect() == []
-
-    os.truncate(making, 1 << 16)  # before it wrote how much it uses of that
-    assert sums.collect() == []
-
-    made = MmapedDict(str(making))
-    made.write_value(mmap_key("a", "a", (), (), ""), 2.0, 0.0)
-    made.close()
-    assert [each.samples[0].value for each in sums.collect()] == [2.0]
-
-
-FORKING = """
-import os, signal, sys
-signal.alarm(20)
-from prometheus_client import CollectorRegistry
-from celery_relock.contrib import prometheus
-
-class Forking(prometheus.Sums):
-    def _collected(self):
-        if not children:
-            children.append(os.fork())
-            if not children[0]:
-                signal.alarm(20)
-                signal.pause()
-        return super()._collected()
-
-children = []
-sums = Forking(CollectorRegistry(), path=sys.argv[1])
-try:
-    sums.collect()
-    sums.collect()
-    print("collected twice")
-finally:
-    os.kill(children[0], signal.SIGKILL)
-"""
-
-
-def test_a_child_that_is_forked_during_a_scrape_keeps_no_later_one_waiting(tmp_path):
-    assert "collected twice" in said_by(FORKING, str(tmp_path))
-
-
-def test_the_files_of_children_that_are_gone_become_one_and_the_sums_stay(measured, tmp_path):
-    def values(collector):
-        samples = [sample for metric in collector.collect() for sample in metric.samples]
-        return {(each.name, frozenset(each.labels.items())): each.value for each in samples}
-
-    many = prometheus.Sums.FEW + 1
-    with measured.held():  # the children that counted before may all be gone
-        pass
-    real = [p for p in measured.folder.glob("*.db") if p.stem.rpartition("_")[2].isdigit()]
-    for index, path in enumerate(real):
-        kind = path.stem.rpartition("_")[0]
-        for number in range(many):  # no process has such an id
-            shutil.copy(path, tmp_path / f"{kind}_{10**9 + 1000 * index + number}.db")
-    before = values(MultiProcessCollector(CollectorRegistry(), path=str(tmp_path)))
-    assert max(before.values()) >= many
-    (tmp_path / "counter_2000000000.db").touch()  # killed while it made the file
-    sums = prometheus.Sums(CollectorRegistry(), path=str(tmp_path))
-    assert values(sums) == pytest.approx(before)
-    assert {path.stem for path in tmp_path.iterdir()} == {"counter_gone", "histogram_gone", "gone"}
-    for path in real:
-        shutil.copy(path, tmp_path / f"{path.stem.rpartition('_')[0]}_{os.getpid()}.db")
-    alive = values(sums)
-    assert all(alive[each] >= before[each] for each in before)
-    assert alive != before
 
 
 TWICE = """
