@@ -40,5 +40,7 @@ def key_of(key: Any) -> str:
     if isinstance(key, list | tuple):
         return f"[{', '.join(map(key_of, key))}]"
     if callable(key):
-        return f"{key.__module__}.{getattr(key, '__qualname__', type(key).__qualname__)}"
+        # A method that is built in (`str.upper`) has no module, an instance no name.
+        module = getattr(key, "__module__", type(key).__module__)
+        return f"{module}.{getattr(key, '__qualname__', type(key).__qualname__)}"
     return repr(key)

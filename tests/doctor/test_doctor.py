@@ -493,9 +493,10 @@ def test_a_worker_with_another_limit(worker):
     assert finding.what == what
 
 
-def test_limits_of_each_form_are_told_as_text():
+def test_keys_and_limits_of_each_form_are_told_as_text():
     assert key_of({"a": 2, print: 1}) == "{'a': 2, builtins.print: 1}"
     assert key_of([1, 2]) == "[1, 2]"
+    assert key_of(str.upper) == "builtins.str.upper"
 
 
 def test_no_worker_and_no_broker(app_with):
