@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from datetime import timedelta
 from functools import wraps
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from celery import Task
@@ -21,6 +23,7 @@ from .naming.callables import read_signature
 from .naming.names import bind
 from .order import client as order
 from .worker import company, publishing  # noqa: F401  # a receiver
+from .worker.delivery import DELIVERY
 from .worker.message import (
     HEADER,
     OPTIONS,
@@ -28,7 +31,6 @@ from .worker.message import (
     Header,
     attempt_before,
     call_options,
-    has_begun,
     parse,
     prefix_of,
 )
@@ -99,10 +101,7 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # Looked up at each call: a worker replaces Task.__call__ after this class was made.
-        result = super().__call__(*args, **kwargs)
-        if not has_begun(self.request_stack.top):
-            company.see_that_it_began(self)
-        return result
+        return super().__call__(*args, **kwargs)
 
     def push_request(self, *args: Any, **kwargs: Any) -> None:
         # What Celery does from 5.5 on. With the one of 5.4, a task that has a `__call__` sees a
@@ -329,21 +328,26 @@ def _lock_run(cls: type[LockedTask]) -> None:
 
 
 def _check_call(cls: type[LockedTask]) -> None:
-    """See how the class's own `__call__` ends, or that of a mixin or another base class."""
-    call: Any = cls.__call__
-    bases = cls.__mro__[cls.__mro__.index(LockedTask) + 1 :]
-    behind = next(each for each in bases if "__call__" in vars(each))
-    is_own = call is not LockedTask.__call__ or behind is not Task
-    if is_own and getattr(call, "__code__", None) is not _CHECKED:
-        cls.__call__ = _checked(call)  # type: ignore[method-assign]
+    """See how the class's `__call__` ends, its own or that of a mixin or another base class."""
+    if getattr(cls.__call__, "__code__", None) is not _CHECKED:
+        cls.__call__ = _checked(cls.__call__)  # type: ignore[method-assign]
+
+
+# The `task` that is called here, and whether its `run` was `reached`: an object, as the body can run
+# in a copy of this context.
+_call: ContextVar[SimpleNamespace | None] = ContextVar("relock_call", default=None)
 
 
 def _checked(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A class's own `__call__`, which may end without a call of `run`, or handle what tells that
-    the call is set aside: Celery would go on as if the body had run."""
+    """A class's `__call__`, which may end without a call of `run`, or handle what tells that the
+    call is set aside: Celery would go on as if the body had run."""
 
     @wraps(call)
     def __call__(self: LockedTask, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        here = _call.get()
+        if here is None or here.task is not self or here.reached:  # else of a class derived from it
+            here = SimpleNamespace(task=self, reached=False)
+        token = _call.set(here)
         try:
             result = call(self, *args, **kwargs)
         except (Aside, SentAgain):
@@ -351,8 +355,12 @@ def _checked(call: Callable[..., Any]) -> Callable[..., Any]:
         except Exception:
             company.keep_aside(self)
             raise
-        company.keep_aside(self)
-        if not has_begun(self.request_stack.top):
+        finally:
+            _call.reset(token)
+        delivery = getattr(self.request_stack.top, DELIVERY, None)
+        if delivery is not None and delivery.aside:
+            company.keep_aside(self)
+        if not here.reached:
             company.see_that_it_began(self)
         return result
 
@@ -364,6 +372,8 @@ def _locked(body: Any) -> Callable[..., Any]:
 
     @wraps(function)
     def run(self: LockedTask, *args: Any, **kwargs: Any) -> Any:
+        if (here := _call.get()) is not None and here.task is self:
+            here.reached = True
         call = body.__get__(self, type(self)) if hasattr(body, "__get__") else body
         from .worker import execution  # who only sends never loads it
 
@@ -390,3 +400,4 @@ def _locked(body: Any) -> Callable[..., Any]:
 # What tells ours from another function: a wrapper of it may copy its name and attributes.
 _CODE = _locked(Task.run).__code__
 _CHECKED = _checked(Task.__call__).__code__
+_check_call(LockedTask)

@@ -92,11 +92,9 @@ def on_publish(name: str) -> None:
 
 
 def see_that_it_began(task: Any) -> None:
-    """Raise LockConfigError if a locked task was called for a message, which did not reach its body
-    through its lock."""
-    request = task.request_stack.top
-    if request is not None and request.id and task._relock_declares():
-        raise _error_of(task, request)
+    """Raise LockConfigError if a task whose `run` was not reached has a lock."""
+    if task._relock_declares():
+        raise _error_of(task, task.request_stack.top)
 
 
 def keep_aside(task: Any) -> None:
@@ -154,8 +152,10 @@ def on_unreached(task: Any, request: Any, state: str | None) -> None:
 
 
 def _error_of(task: Any, request: Any) -> LockConfigError:
+    is_direct = request is None or not request.id
+    what = f"a direct call of {task.name}" if is_direct else f"{task.name}[{request.id}]"
     return LockConfigError(
-        f"{task.name}[{request.id}] ended without its lock: its body, or something in its place, "
+        f"{what} ended without its lock: its body, or something in its place, "
         f"was not called by way of the task's run. In between stand: {', '.join(_between(task))}. "
         "Let them call run, in the task's own thread, or take them off this task"
     )

@@ -564,7 +564,7 @@ def test_two_apps_that_come_to_one_redis_in_two_threads_at_once_both_resume_mess
                     lambda app, together=together: (together.wait(), engine_of(app))[1], apps
                 )
                 assert engine is other
-                assert {home(app) for app in apps} == set(engine.parking.sender.home.split())
+                assert {home(app) for app in apps} == set(engine.parking.sender.homes.split())
     finally:
         sys.setswitchinterval(before)
 

@@ -31,6 +31,21 @@ def test_so_does_one_that_is_applied_here_and_now(worker, account, name):
         getattr(worker.module, name).apply((account,)).get()
 
 
+@pytest.mark.parametrize("name", ["instrumented", "answers_itself"])
+def test_so_does_one_that_is_called_directly_in_a_task_or_outside_of_any(worker, account, name):
+    task = getattr(worker.module, name)
+    with pytest.raises(LockConfigError, match=r"a direct call of .* ended without its lock"):
+        task(account)
+    with pytest.raises(LockConfigError, match=r"a direct call of .* ended without its lock"):
+        worker.module.calls_directly.delay(task.name, account).get(timeout=20)
+
+
+@pytest.mark.parametrize("name", ["locked", "takes_no_lock"])
+def test_one_that_went_through_its_lock_or_has_none_is_called_directly(worker, account, name):
+    task = getattr(worker.module, name)
+    assert task(account) == worker.module.calls_directly.delay(task.name, account).get(timeout=20)
+
+
 def test_one_that_is_not_even_called_is_a_failure_in_the_end(worker, account):
     sent = worker.module.called_by_another_way.delay(account)
     worker.wait_for_log(rf"called_by_another_way\[{sent.id}\] ended without its lock")

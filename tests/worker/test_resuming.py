@@ -642,7 +642,7 @@ def test_one_outbox_publishes_for_all_apps_of_its_process_and_for_no_other(
     first, second, third = (_app(name) for name in ("first", "second", "third"))
     outbox = Outbox(lambda channel: False)
     outbox.add(first), outbox.add(second), outbox.add(second)
-    assert sorted(outbox.home.split()) == sorted([home(first), home(second)])
+    assert sorted(outbox.homes.split()) == sorted([home(first), home(second)])
     raw = parking.RawMessage(
         *(b"[]", "application/json", "utf-8", {"task": "t"}, {"priority": 0}, "", "q")
     )
@@ -665,7 +665,7 @@ def test_an_outbox_keeps_nothing_of_apps_that_come_and_go(redis_url):
         outbox.add(Celery(f"goes{number}", broker=redis_url, set_as_current=False))
         gc.collect()
     assert [known() for known in outbox._apps] == [stays]
-    assert outbox.home == home(stays)
+    assert outbox.homes == home(stays)
 
 
 def test_a_lock_redis_that_is_away_means_the_queue_that_it_came_from(app_of_two):

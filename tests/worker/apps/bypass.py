@@ -53,6 +53,11 @@ def called_by_another_way(account):
 type(called_by_another_way._get_current_object()).__call__ = lambda self, *args: args
 
 
+@app.task
+def calls_directly(name, account):
+    return app.tasks[name](account)
+
+
 @app.task(base=AnswersItself, lock_key=False)
 def takes_no_lock(account):
     return account
