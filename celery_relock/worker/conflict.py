@@ -285,7 +285,7 @@ def _as_done(policy: str, attempt: Attempt) -> str:
     - `wait`, `retry`, of a message: so, or `raise` when the time to wait is over;
     - `wait`, `retry`, without a message: the first answer came without a wait in its slot, so it
       has none and this raises, unless a callable has chosen just now: then it waits;
-    - whoever has waited in its slot: `block`.
+    - who has waited in its slot: `block`.
     """
     if attempt.lease.waits_since:
         return "block"

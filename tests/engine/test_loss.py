@@ -69,7 +69,7 @@ def test_a_hold_that_the_server_does_not_have_any_more_is_lost_and_told_once(
     for part in ("'a'", "workflow-7", str(lease.fences[0]), "last renewal at", "s ago"):
         assert part in line
     assert not process.release(lease)
-    assert process.release(lease), "a second give-back has nothing to say"
+    assert process.release(lease), "a second release has nothing to say"
     assert kinds(told) == ["acquired", "lost"]
 
 

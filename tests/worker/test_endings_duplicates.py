@@ -38,7 +38,7 @@ def _ran(case, times, client, *then):
     assert len(case.events("next")) == 1
 
 
-@row("visibility timeout, the first run lives on")
+@row("visibility timeout, the first execution lives on")
 def test_a_copy_by_visibility_timeout_waits_and_is_discarded(new_worker, row, redis_url, client):
     first = new_worker(APP, concurrency=2, env=SOON)
     case, plain = _case(first, redis_url), _case(first, redis_url, locked=False)
@@ -56,7 +56,7 @@ def test_a_copy_by_visibility_timeout_waits_and_is_discarded(new_worker, row, re
     record(row, "prefork", "late", [0.0], case.outcome())
 
 
-@row("visibility timeout, the first run dies")
+@row("visibility timeout, the first execution dies")
 def test_a_copy_by_visibility_timeout_takes_over_from_the_dead(new_worker, row, redis_url, client):
     first = new_worker(APP, concurrency=2, env=SOON)
     case = _case(first, redis_url)
@@ -106,7 +106,7 @@ def broker(request, redis_server):
 
 
 @pytest.mark.skipif(
-    celery.VERSION < (5, 7), reason="Celery begins the copy only when the first run is over"
+    celery.VERSION < (5, 7), reason="Celery begins the copy only when the first execution is over"
 )
 @row("connection to the broker lost")
 def test_a_copy_after_a_lost_connection_waits_and_is_discarded(
@@ -168,7 +168,7 @@ def test_what_a_child_begins_when_its_worker_has_put_the_message_back_runs_once(
     for child in doomed.children():
         os.kill(child, signal.SIGCONT)
     for case in sent:
-        wait_for(lambda case=case: case.outcome().state == "SUCCESS", what="the first run")
+        wait_for(lambda case=case: case.outcome().state == "SUCCESS", what="the first execution")
     os.killpg(doomed.pid, signal.SIGKILL)  # it would wait for 30 s
     other = new_worker(APP, concurrency=4, env=env, arguments=("-n", "other@127.0.0.1"))
     for case in sent:

@@ -99,7 +99,7 @@ def test_of_two_locks_the_one_that_a_caller_has_is_re_entered_and_the_other_is_a
     assert not both["reentered"]
     assert both["holds"] == 1
     assert after == {"after": 0}
-    assert result["holds"] == 1, "the inner give-back freed the lock of the outer call"
+    assert result["holds"] == 1, "the inner release freed the lock of the outer call"
 
 
 def test_the_owner_is_the_workflow_wherever_in_it_the_call_is(reentry, account):

@@ -527,7 +527,7 @@ def test_after_a_move_a_waiter_hears_of_its_turn_at_once(
     started = time.monotonic()
     one.release(holder)
     thread.entered()
-    print(f"granted {time.monotonic() - started:.4f} s after the give-back")
+    print(f"granted {time.monotonic() - started:.4f} s after the release")
     assert two.release(waiter)
 
 

@@ -124,7 +124,7 @@ def test_who_waits_hears_of_its_turn_from_the_new_master(
     started = time.monotonic()
     assert one.release(holder)
     thread.entered()
-    print(f"granted {time.monotonic() - started:.3f} s after the give-back")
+    print(f"granted {time.monotonic() - started:.3f} s after the release")
     assert two.release(waiter)
 
 
@@ -350,7 +350,7 @@ def test_a_hold_whose_master_is_gone_for_good_is_lost_and_told(
     started = time.monotonic()
     with pytest.raises(errors.LockUnavailable):
         one.release(lease)
-    # The take has waited in vain: the give-back does not wait as long again.
+    # The acquire has waited in vain: the release does not wait as long again.
     assert time.monotonic() - started < 2.5
     for node in (master, *replicas):
         node.restart(keep_data=True)

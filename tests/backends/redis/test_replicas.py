@@ -155,7 +155,7 @@ def test_who_is_told_that_it_has_to_wait_needs_no_replicas(
     try:
         claim = runs.lease("a").claim
         assert isinstance(runs.engine.backend.acquire(claim, 5.0, "inbox"), Queued)
-        assert runs.release(holder), "nor does a give-back"
+        assert runs.release(holder), "nor does a release"
     finally:
         replica.resume()
 

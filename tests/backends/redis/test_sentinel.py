@@ -81,7 +81,7 @@ def test_a_failover_is_waited_for_and_what_is_held_renewed_and_waited_for_outliv
     waiter = two.lease("a", lease=20.0)
     thread = two.waiting(waiter)
     old = service.take_away(how)
-    # All at once: a new take, a give-back, and a renewal by hand.
+    # All at once: a new acquire, a release, and a renewal by hand.
     started = time.monotonic()
     fresh = two.held("c")
     print(f"{how}: a take works again after {time.monotonic() - started:.2f} s")

@@ -27,9 +27,9 @@ BEFORE_SEND = "between release and send"
 SENT = "after send"
 GRANTED = "after grant"
 MID_RUN = "mid-run"
-GIVEN_BACK = "after give-back, before the result"
+RELEASED = "after release, before the result"
 STORED = "after the result, before ack"
-STEPS = (ARRIVED, PARKED, BEFORE_SEND, SENT, GRANTED, MID_RUN, GIVEN_BACK, STORED)
+STEPS = (ARRIVED, PARKED, BEFORE_SEND, SENT, GRANTED, MID_RUN, RELEASED, STORED)
 
 #: A pool's child; the main process alone, its children live on for a while; all of them at once.
 CHILD, MAIN, WORKER = "child", "main process", "whole worker"
@@ -90,7 +90,7 @@ class Steps:
             held = bool(lease.fences)
             answer = release(engine, lease, **kwargs)
             if held:
-                self.at(GIVEN_BACK)
+                self.at(RELEASED)
             return answer
 
         _replace(Engine, acquire=arriving, release=releasing)
