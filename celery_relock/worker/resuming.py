@@ -422,7 +422,9 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
 
         thread = threading.Thread(target=declare, name="relock-declare", daemon=True)
         self._declaring[name] = thread
-        thread.start()
+        # Not here: under gevent a start lets other greenlets go on. After a reconnect Celery's
+        # acknowledgements read from the connection that the main loop reads from next.
+        c.timer.call_after(0, thread.start)
 
     def _keep_known(self) -> None:
         """RabbitMQ must not take the queues for unused."""

@@ -23,11 +23,11 @@ from celery_relock.errors import LockUnavailable, RelockError
 from celery_relock.worker import parking, resuming
 from celery_relock.worker.parking import Outbox, home
 from celery_relock.worker.resuming import TRIP
-from tests.support import Worker, new_namespace, wait_for
+from tests.support import Worker, new_namespace, programs, wait_for
 from tests.support.long import LONG
 from tests.support.missing import missing
 from tests.support.parked import engine_here, is_consumed, lock_of, state_of, wait_until_parked
-from tests.support.programs import said_by
+from tests.support.programs import GEVENT, said_by
 from tests.support.rabbitmq import RabbitServer, find_rabbitmq_server
 from tests.support.tcp import TcpProxy
 
@@ -505,6 +505,40 @@ def test_a_resume_queue_on_a_node_that_is_down_stops_no_worker_and_is_read_when_
         worker.wait_for_log("no resume queue beside .* again in a minute", 120)
         servers[1].restart()
         wait_for(lambda: is_consumed(worker), 120, "the resume queue to be read")
+
+
+def test_under_gevent_no_other_greenlet_comes_in_between_while_a_worker_looks_after_its_queues(
+    redis_url, namespace
+):
+    """It would have the worker's connection, for the acknowledgement of a task, when the main loop
+    reads from it next: which ends the worker."""
+    said = programs.run(
+        """
+        from types import SimpleNamespace
+        from celery.concurrency.gevent import Timer
+        from kombu import Queue
+        from celery_relock.worker.resuming import ResumeQueues
+
+        called, ran = threading.Event(), []
+
+        def connect(**options):
+            called.set()
+            raise OSError
+
+        connection, app = SimpleNamespace(channel_errors=()), SimpleNamespace()
+        app.connection_for_read = connect
+        c = SimpleNamespace(connection=connection, timer=Timer(), app=app)
+        queues = ResumeQueues(c)
+        spawn(ran.append, "another greenlet")
+        queues._declare("queue", Queue("queue.resumed"))
+        say(ran)
+        say(called.wait(10))
+        """,
+        redis_url,
+        namespace,
+        first=GEVENT,
+    )
+    assert said == ["[]", "True"]
 
 
 @pytest.mark.skipif(VERSION < (5, 7), reason="two workers of one name start on this Celery")

@@ -173,6 +173,13 @@ def test_a_pool_that_a_cold_shutdown_has_ended_has_no_slot_for_what_still_comes(
     assert not resuming._has_free_slot(worker)
 
 
+class _Timer(Timer):
+    """Without a main loop, what is due at once is called at once."""
+
+    def call_after(self, secs, fun, **_):
+        fun()
+
+
 class _Consumer(SimpleNamespace):
     """A worker's consumer, in a worker whose pool has been ended by a cold shutdown."""
 
@@ -197,7 +204,7 @@ def test_what_comes_while_the_consuming_is_being_ended_is_requeued(rabbitmq):
             prefetch_multiplier=1,
             taken=[],
             task_consumer=SimpleNamespace(queues=[queue]),
-            timer=Timer(),
+            timer=_Timer(),
         )
         queues = resuming.ResumeQueues(worker)
         queues.start(worker)
