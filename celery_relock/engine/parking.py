@@ -21,6 +21,10 @@ class Sender:
 
     homes = ""
 
+    def reachable(self) -> str:
+        """Those of `homes` whose brokers answer, as far as that is known."""
+        return self.homes
+
     def send(self, message: Message) -> None:
         """Publish the message. Raises whatever the broker's client raises."""
         raise NotImplementedError
@@ -75,7 +79,7 @@ class Parking:
         Raises:
             LockUnavailable, LockConfigError: see `Backend`.
         """
-        found = self._backend.resume(self.sender.homes, ids.new_attempt_id(), tasks)
+        found = self._backend.resume(self.sender.reachable(), ids.new_attempt_id(), tasks)
         for call in found.passed:
             events.tell_passed(call)
         self.publish(found.messages)

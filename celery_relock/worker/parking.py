@@ -15,11 +15,11 @@ from __future__ import annotations
 import threading
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import Context
 from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 from celery import Celery
 from celery.local import Proxy
@@ -59,6 +59,8 @@ _FOR_ONE = ("DelaySeconds", "delay_seconds", "MessageDeduplicationId")
 # connection. So the more of them hang, the later the next one is tried, up to so many seconds: a
 # RabbitMQ that is short of memory blocks whoever publishes.
 _PUBLISHING, _LONGEST_PAUSE = 10.0, 600.0
+# Seconds for a connection to a broker that has failed. Celery sets no limit under gevent.
+_CONNECTING = 4.0
 _ARGUMENTS = ("content_type", "content_encoding", "priority", "delivery_mode", "expiration")
 
 
@@ -545,6 +547,7 @@ class Outbox(Sender):
     def __init__(self, consumed: Callable[[str], bool]) -> None:
         self._consumed = consumed
         self._apps: list[ref[Celery]] = []
+        self._away: WeakSet[Celery] = WeakSet()  # whose broker did not take the last message
         self.homes = ""
 
     def add(self, app: Celery) -> None:
@@ -558,7 +561,16 @@ class Outbox(Sender):
         self._know_homes()
 
     def _know_homes(self) -> None:
-        self.homes = " ".join(sorted(set().union(*map(homes, self._living()))))
+        self.homes = _joined(self._living())
+
+    def reachable(self) -> str:
+        """What is handed out in vain comes later each time. So a broker that has failed is asked
+        first whether it answers."""
+        living = self._living()
+        for app in living:
+            if app in self._away and _answers(app):
+                self._away.discard(app)
+        return _joined(app for app in living if app not in self._away)
 
     def send(self, message: Message) -> None:
         """Publish a message to the queue that it came from, or to the resume queue beside, if a
@@ -577,7 +589,11 @@ class Outbox(Sender):
         is_burst = message.name.startswith(DEBOUNCE)
         beside = "" if is_burst or not found["queue"] else resume_queue(found["queue"])
         taken = beside and self._is_consumed(channel(found["home"], beside))
-        publish(app, message.text, queue=beside if taken else None)
+        try:
+            publish(app, message.text, queue=beside if taken else None)
+        except Exception:
+            self._away.add(app)
+            raise
         if not is_burst:
             worker_events.tell_resumed(app, message, found["headers"])
 
@@ -590,6 +606,22 @@ class Outbox(Sender):
             return self._consumed(channel)
         except RelockError:
             return False  # the queue that it came from is always right
+
+
+def _joined(apps: Iterable[Celery]) -> str:
+    return " ".join(sorted(set().union(*map(homes, apps))))
+
+
+def _answers(app: Celery) -> bool:
+    try:
+        with app.connection_for_write(connect_timeout=_CONNECTING) as connection:
+            # Each of its hosts once.
+            connection.ensure_connection(
+                max_retries=len(connection.alt) or 1, interval_start=0, interval_step=0
+            )
+    except Exception:  # noqa: BLE001  # whatever the broker's client raises
+        return False
+    return True
 
 
 def resume_queue(queue: str) -> str:

@@ -8,29 +8,33 @@ import pytest
 from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_relock import signals  # noqa: F401 - tells the core of Celery's time limit
-from celery_relock.engine.parking import Parking
+from celery_relock.engine.parking import Parking, Sender
 from celery_relock.engine.protocol import SHARED, Message, Parked, ParkRequest
 from celery_relock.errors import LockLost
 
 MESSAGES = [Message("one", "account:7", ""), Message("two", "account:8", "")]
 
 
-class _Here:
+class _Here(Sender):
     """Keeps what it was given."""
 
-    home = "here"
+    homes = "here"
 
     def __init__(self):
         self.given = []
+        self.answers = True
+
+    def reachable(self):
+        return self.homes if self.answers else ""
 
     def send(self, message):
         self.given.append(message.text)
 
 
-class _Sender:
+class _Sender(Sender):
     """Fails with an error and keeps what it was given."""
 
-    home = "here"
+    homes = "here"
 
     def __init__(self, error):
         self.error = error
@@ -92,3 +96,20 @@ def test_who_shares_its_lock_resumes_who_may_share_it_though_no_worker_runs(runs
 
     assert here.given == ["its text"]
     first.release(held)
+
+
+def test_nothing_is_handed_out_for_a_broker_that_does_not_answer_until_it_does(runs):
+    first, other = runs(), runs()
+    first.engine.parking.sender = here = _Here()
+    held = other.held("a")
+    asked = first.lease("a", execution_id="waits")
+    assert isinstance(first.engine.park(asked, ParkRequest("its text", "here", "task")), Parked)
+    other.release(held)
+
+    here.answers = False
+    first.engine.parking.resume()
+    assert here.given == []
+
+    here.answers = True
+    first.engine.parking.resume()
+    assert here.given == ["its text"]

@@ -16,6 +16,7 @@ import redis
 from celery import VERSION, Celery
 from kombu import Connection, Exchange, Queue
 from kombu.common import Broadcast
+from kombu.exceptions import OperationalError
 
 from celery_relock.engine.parking import Sender
 from celery_relock.engine.protocol import DEBOUNCE, Message
@@ -35,6 +36,7 @@ pytestmark = pytest.mark.slow
 
 APP = "tests.worker.apps.resuming"
 brokers = pytest.mark.parametrize("broker", ["redis", "amqp"])
+AT_ONCE = {"interval_start": 0, "interval_step": 0}  # how kombu connects again
 
 
 @pytest.fixture(scope="module")
@@ -689,6 +691,33 @@ def test_one_outbox_publishes_for_all_apps_of_its_process_and_for_no_other(
             assert connection.default_channel.basic_get("q") is None
     with pytest.raises(RelockError, match="not one of this process"):
         outbox.send(Message("e", "n", parking.parked_text(third, raw, {})))
+
+
+def test_a_broker_that_has_failed_is_asked_whether_it_answers_and_others_are_not(
+    redis_url, rabbitmq
+):
+    raw = parking.RawMessage(
+        *(b"[]", "application/json", "utf-8", {"task": "t"}, {"priority": 0}, "", "q")
+    )
+    with TcpProxy(rabbitmq.port) as way:
+        url = f"amqp://guest:guest@127.0.0.1:{way.port}//"
+        app, other = (
+            Celery(name, broker=broker, set_as_current=False)
+            for name, broker in (("app", url), ("other", redis_url))
+        )
+        app.conf.update(
+            task_publish_retry=False, broker_transport_options={"max_retries": 1, **AT_ONCE}
+        )
+        outbox = Outbox(lambda channel: False)
+        outbox.add(app), outbox.add(other)
+        way.refuse()
+        assert sorted(outbox.reachable().split()) == sorted(outbox.homes.split())
+        with pytest.raises(OperationalError):
+            outbox.send(Message("e", "n", parking.parked_text(app, raw, {})))
+        assert outbox.reachable() == home(other)
+        way.accept()
+        assert sorted(outbox.reachable().split()) == sorted([home(app), home(other)])
+        app.close()
 
 
 def test_an_outbox_keeps_nothing_of_apps_that_come_and_go(redis_url):
