@@ -333,8 +333,8 @@ def _check_call(cls: type[LockedTask]) -> None:
         cls.__call__ = _checked(cls.__call__)  # type: ignore[method-assign]
 
 
-# The `task` that is called here, and whether its `run` was `reached`: an object, as the body can run
-# in a copy of this context.
+# The `task` that is called here, and whether its `run` was `reached`: an object, as the body can
+# run in a copy of this context.
 _call: ContextVar[SimpleNamespace | None] = ContextVar("relock_call", default=None)
 
 

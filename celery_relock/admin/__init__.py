@@ -152,10 +152,10 @@ class Locks:
         *,
         permits: Collection[str] | None = None,
     ) -> tuple[Holder, ...]:
-        """Release a lock, and its order (`lock_order`), by force. Its holders notice at once:
-        `self.lock.lost` becomes True, and `lock_on_lost` takes effect. The next waiters get the
-        lock. If nobody runs in its order, the order goes on without the message that it waits for,
-        such as that of a retry; if the message comes, the call runs out of order.
+        """Release a lock, and its order (`lock_order`), by force. Its holders notice within a
+        second: `self.lock.lost` becomes True, and `lock_on_lost` takes effect. The next waiters get
+        the lock. If nobody runs in its order, the order goes on without the message that it waits
+        for, such as that of a retry; if the message comes, the call runs out of order.
 
         A holder goes on with its work unless it checks its lock: see `Hold.fence`.
 

@@ -80,8 +80,8 @@ def why(here: Here, task_id: str) -> int:
 def release(here: Here, name: str, task_id: str | None, yes: bool) -> int:
     """Release a lock by force.
 
-    Its holders notice at once, and the next waiters get the lock. Work that is under way is not
-    stopped: it must look at `self.lock.lost`, or let the fencing token decide.
+    Its holders notice within a second, and the next waiters get the lock. Work that is under way is
+    not stopped: it must look at `self.lock.lost`, or let the fencing token decide.
     """
     name = here.meant(name)
     task_id = task_id and here.locks.id_of(task_id)

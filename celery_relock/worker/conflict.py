@@ -105,9 +105,14 @@ def obtain(attempt: Attempt) -> Held | None:
         raise Late("has ended already: it failed while its place could not be removed")
     waits = _waits_in_its_slot(options.on_conflict, message)
     wait = _patience_in_slot(attempt) if waits else 0.0
+    to_warn = waits and message is not None and bool(header_of(message).ancestors)
     while True:
         try:
-            answer = engine.acquire(lease, wait)
+            answer = engine.acquire(lease, 0.0 if to_warn else wait)
+            if to_warn and isinstance(answer, Conflict | Duplicate):
+                to_warn = False  # before the wait, which may be until a time limit
+                _warn_of_an_ancestor(attempt, answer)
+                continue
             held = answer if isinstance(answer, Held) else _decide(attempt, answer)
             if held is not None:
                 return held

@@ -22,7 +22,7 @@ from celery_relock.worker.ending import end_unexecuted
 from tests.support import programs, wait_for
 from tests.support.proxy import Proxy
 
-PARCEL = ParkRequest("its message", "home", "task")
+MESSAGE = ParkRequest("its message", "home", "task")
 
 
 def withdraw_later(engine: Engine, execution_id: str) -> None:
@@ -36,7 +36,7 @@ def test_executions_that_end_while_redis_is_away_leave_the_line_when_it_is_back(
     holder = other.held("a")
     parked = [process.lease("a") for _ in range(3)]
     for lease in parked:
-        assert isinstance(process.engine.park(lease, PARCEL), Parked)
+        assert isinstance(process.engine.park(lease, MESSAGE), Parked)
     proxy.refuse()
     for lease in parked:
         withdraw_later(process.engine, lease.claim.execution_id)
@@ -62,7 +62,7 @@ def test_a_call_that_fails_for_another_reason_does_not_keep_back_those_behind_it
 ) -> None:
     process, other = runs(), runs()
     holder, lease = other.held("a"), process.lease("a")
-    process.engine.park(lease, PARCEL)
+    process.engine.park(lease, MESSAGE)
     bad = process.lease("a").claim.execution_id
     client.hset(f"{namespace}:{{0}}:parked", bad, "of somebody else")
     client.set(f"{namespace}:{{0}}:l:of somebody else", "no lock")

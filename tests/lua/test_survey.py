@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from celery_relock.admin.look import Stats
+from celery_relock.admin.look import Look, Stats
+from celery_relock.backends.redis.inspection import Inspection
 from celery_relock.engine.protocol import (
     COMES_AGAIN,
     LINE,
@@ -41,6 +42,27 @@ def survey(desk, name="a", most=100):
 
 def names(ask, pattern="*"):
     return sorted({key.partition("}:l:")[2] for keys in ask.keys(pattern) for key in keys})
+
+
+def test_no_script_reads_all_waiters_of_more_than_one_lock(desk, monkeypatch):
+    asked, survey = [], Inspection.survey
+
+    def noted(self, keys, *most):
+        asked.append((len(keys), max(most)))
+        return survey(self, keys, *most)
+
+    monkeypatch.setattr(Inspection, "survey", noted)
+    for name in ("a", "b", "c"):
+        desk.fence(f"holds-{name}", names=(name,))
+    for name in ("a", "b"):
+        desk.queue(f"waits-{name}", names=(name,))
+        desk.queue(f"waits-too-{name}", names=(name,))
+
+    found = {lock.name: len(lock.waiters) for lock in Look(desk.backend).find("*", 100)}
+
+    assert found == {"a": 2, "b": 2, "c": 0}
+    assert asked[1:] == [(1, 100)] * 2
+    assert asked[0] == (3, 1)
 
 
 def test_holders_and_waiters_are_told_of_in_order_and_nothing_is_changed(desk):

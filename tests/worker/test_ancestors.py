@@ -237,6 +237,16 @@ def test_children_that_a_holder_sends_exclude_it_and_each_other_unless_asked(fam
     assert int(client.get(f"{family.namespace}:{account}")) == 7
 
 
+def test_of_a_child_that_waits_in_its_slot_the_warning_comes_before_the_wait(family, account):
+    parent = family.module.sends_one_that_waits_in_its_slot.delay(account)
+    family.wait_for_log(
+        rf"counts\[\S{{36}}\] waits for the lock .*{account}.* which its own "
+        rf"ancestor \S+\[{parent.id}\]"
+    )
+    family.journal.add(f"go {account}")
+    result_of(family, parent.get(timeout=20))
+
+
 def test_children_that_do_not_wait_for_the_holder_are_not_warned_of(family, account):
     parent = family.module.sends_those_that_do_not_wait.delay(account)
 

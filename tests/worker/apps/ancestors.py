@@ -259,6 +259,13 @@ def sends_those_that_do_not_wait(account):
 
 
 @app.task(base=LockedTask, lock_key=KEY)
+def sends_one_that_waits_in_its_slot(account):
+    sent = counts.apply_async((account,), lock_on_conflict="block")
+    journal.wait_for(f"go {account}", timeout=30)
+    return sent.id
+
+
+@app.task(base=LockedTask, lock_key=KEY)
 def sends_six_that_count(account):
     sent = [counts.delay(account).id for _ in range(6)]
     journal.wait_for(f"go {account}", timeout=30)
