@@ -23,7 +23,7 @@ from .backends.redis.urls import transport_for_client, transport_for_url
 from .engine import events, ids
 from .engine.engine import Engine
 from .engine.platform import Guard
-from .errors import LockConfigError, LockUnavailable
+from .errors import LockConfigError, LockUnavailable, without_locals
 
 NAMESPACE = "relock"
 #: The URL of locks in the memory of this process, for tests.
@@ -41,6 +41,7 @@ _by_client: WeakKeyDictionary[Any, dict[tuple[Any, ...], Engine]] = WeakKeyDicti
 _in_memory: dict[str, Engine] = {}
 
 
+@without_locals
 def engine_for(
     address: object,
     namespace: str = NAMESPACE,

@@ -14,9 +14,14 @@ exception that cannot be unpickled stops the worker's main process (celery-singl
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 from .version import __version__
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 _SITE = f"https://celery-relock.readthedocs.io/en/{__version__}/"
 
@@ -108,3 +113,22 @@ class LockUnavailable(RelockError):
 
 class LockConfigError(RelockError):
     """An option, a lock name or the server cannot be used. The message says what to change."""
+
+
+def without_locals(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Around a function that is given a password: a LockConfigError comes without the frames in
+    between, whose local variables crash reporters print."""
+
+    @wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return function(*args, **kwargs)
+        except LockConfigError as error:
+            refusal = error.with_traceback(None)
+        del args, kwargs
+        if refusal.__cause__ is not None:
+            refusal.__cause__.with_traceback(None)
+        refusal.__context__ = refusal.__cause__
+        raise refusal
+
+    return call

@@ -30,7 +30,14 @@ from .engine.protocol import (
     Held,
 )
 from .engine.renewal import keepalive
-from .errors import LockConfigError, LockConflict, LockDeadlock, LockLost, RelockError
+from .errors import (
+    LockConfigError,
+    LockConflict,
+    LockDeadlock,
+    LockLost,
+    RelockError,
+    without_locals,
+)
 from .naming.template import check_name
 
 if TYPE_CHECKING:
@@ -164,6 +171,7 @@ class NamedLock(Generic[Client]):
     #: Makes what each caller has by itself, as `Shared`.
     _own: Callable[[], Any]
 
+    @without_locals
     def __init__(
         self,
         redis: Client | str | Callable[[], Client] | Engine,

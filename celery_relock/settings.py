@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from .engine.protocol import MOST_PARKED, REMEMBER
-from .errors import LockConfigError
+from .errors import LockConfigError, without_locals
 from .naming.callables import called
 from .options import OPTION_NAMES, SECONDS_ABOVE_0, Check, above_zero, count, flag, that, unknown
 
@@ -69,6 +69,7 @@ class BackendSettings(NamedTuple):
         return f"BackendSettings(namespace={self.namespace!r}, source={self.source!r})"
 
 
+@without_locals
 def backend_settings(app: Any) -> BackendSettings:
     """Where this app's locks live: `relock_url`, else its result backend, else its broker.
 
@@ -112,6 +113,7 @@ def in_memory(app: Any) -> bool:
         return False
 
 
+@without_locals
 def enabled(app: Any) -> bool:
     """`relock_enabled`, True by default.
 
@@ -122,6 +124,7 @@ def enabled(app: Any) -> bool:
     return bool(_checked(_read(app), "enabled", True, flag, "True or False"))
 
 
+@without_locals
 def read_by_tasks(app: Any) -> dict[str, object]:
     """Those settings that a task reads when it is declared, by their names without `relock_`: the
     defaults of its options, and the prefix.
@@ -134,6 +137,7 @@ def read_by_tasks(app: Any) -> dict[str, object]:
     return {name: value for name, value in found.items() if value is not _UNSET}
 
 
+@without_locals
 def name_prefix(app: Any) -> str | Callable[[], str]:
     """`relock_prefix`, the text before each lock name, or a function to be called for each name.
 

@@ -31,7 +31,7 @@ from ..engine.inspection import (
     work_of,
 )
 from ..engine.protocol import KEPT, LINE, MARKER
-from ..errors import LockConfigError, RelockError
+from ..errors import LockConfigError, RelockError, without_locals
 from ..settings import backend_settings
 from .look import SHOWN, Look, Stats, Why, permit_of
 from .why import Question, import_tasks
@@ -71,6 +71,7 @@ class Locks:
         LockConfigError: the settings or the URL do not lead to a Redis.
     """
 
+    @without_locals
     def __init__(
         self,
         place: Any,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from traceback import walk_tb
 
 import pytest
 import redis
@@ -12,6 +13,7 @@ from celery import Celery
 import celery_relock
 import celery_relock.asyncio
 from celery_relock import LockedTask, engines
+from celery_relock.admin import Locks
 from celery_relock.engines import MOST_URLS, engine_for
 from celery_relock.errors import LockConfigError
 
@@ -84,6 +86,55 @@ def test_no_password_stands_in_the_module(place: object) -> None:
     shown = f"{dict(engines._engines)} {engines._by_url} {dict(engines._by_client)}"
     assert engine.backend.id
     assert "s3cret" not in shown.replace(repr(getattr(place, "connection_pool", "")), "")
+
+
+def _shown(error: BaseException) -> str:
+    """What a crash reporter prints of an error: its text, and the locals of our frames."""
+    chain = [error, *filter(None, (error.__cause__, error.__context__))]
+    frames = [frame for each in chain for frame, _ in walk_tb(each.__traceback__)]
+    ours = [f for f in frames if f.f_globals["__name__"].startswith("celery_relock")]
+    assert ours
+    return repr([*chain, *map(str, chain), *(list(frame.f_locals.values()) for frame in ours)])
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://u:s3cret@h:1/0?socket_timeout=-1",
+        "redis://u:s3cret@h:1/0?credential_provider=no.such",
+        "redis://u:s3cret@h:1/abc",
+        "redis://u:s3cret@h:port/0",
+        "redis://u:s3cret#x@h:1/0",
+        "rediss://u:s3cret@h:1/0?ssl_ca_certs=/no/such/file",
+        "sentinel://u:s3cret@h:1/0",
+        "redis+cluster://u:s3cret@h:1/3",
+        "http://u:s3cret@h:1/0",
+    ],
+)
+def test_no_local_variable_of_a_refused_url_shows_its_password(url: str) -> None:
+    app = Celery("shop", set_as_current=False)
+    app.conf.relock_url = url
+
+    @app.task(base=LockedTask, lock_key="a", shared=False)
+    def book() -> None:
+        pass
+
+    for use in (lambda: celery_relock.Lock(url, "a"), lambda: Locks(url), book):
+        with pytest.raises(LockConfigError) as caught:
+            use()
+        assert "s3cret" not in _shown(caught.value)
+
+
+def test_no_local_variable_of_a_refused_setting_shows_a_password() -> None:
+    app = Celery("shop", set_as_current=False)
+    app.conf.update(relock_url="redis://u:s3cret@h:1/0", relock_tll=5)
+
+    def book() -> None:
+        pass
+
+    with pytest.raises(LockConfigError) as caught:
+        app.task(base=LockedTask, lock_key="a", lazy=False)(book)
+    assert "s3cret" not in _shown(caught.value)
 
 
 def test_another_password_is_another_engine() -> None:
