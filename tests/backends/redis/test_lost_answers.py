@@ -30,7 +30,7 @@ from tests.support.runs import Runs
 Scenario = Callable[[Runs, Runs], None]
 
 
-def take_and_give_back(near: Runs, far: Runs) -> None:
+def acquire_and_release(near: Runs, far: Runs) -> None:
     lease = near.held("a")
     assert [hold.execution_id for hold in far.engine.inspect("a").holds] == [
         lease.claim.execution_id
@@ -135,7 +135,9 @@ def run_in_order(near: Runs, far: Runs) -> None:
     assert isinstance(near.engine.park(second, ParkRequest("text", "home", "task")), Parked)
     assert near.engine.acquire(first).fences == (tickets[0],)
     run, attempt_id = first.claim[:2]
-    (message,) = near.engine.backend.release(Release([line], run, attempt_id, home="home")).messages
+    (message,) = near.engine.backend.release(
+        Release([line], run, attempt_id, homes="home")
+    ).messages
     assert message.execution_id == second.claim.execution_id
     again = near.lease(line, execution_id=second.claim.execution_id)
     assert near.engine.acquire(again).fences == (tickets[1],)
@@ -145,7 +147,7 @@ def run_in_order(near: Runs, far: Runs) -> None:
 
 #: Each scenario with every command that it sends through the proxy: verb, and which of its kind.
 COMMANDS: dict[Scenario, list[tuple[str, int]]] = {
-    take_and_give_back: [("acquire", 0), ("release", 0)],
+    acquire_and_release: [("acquire", 0), ("release", 0)],
     extend: [("acquire", 0), ("renew", 0), ("release", 0)],
     is_busy: [("acquire", 0)],
     wait_and_get_in: [("acquire", 0), ("heartbeat", 0), ("renew", 0), ("release", 0)],
