@@ -118,6 +118,11 @@ class Question:
         sentence += unread
         return Why(self.task_id, waiter.state, sentence, found.name, ahead, lock.holders)
 
+    def _parked_meanwhile(self) -> Why | None:
+        """What is to be said of a task that was parked since this began to look."""
+        found = self.look.parked(self.task_id)
+        return self._parked(found) if found is not None and found.text else None
+
     def _without_a_worker(self, text: str) -> str:
         """What is to be said of a parked message whose queue no worker consumes."""
         from ..worker.parking import can_answer, channel, homes, resume_queue
@@ -159,9 +164,8 @@ class Question:
 
     def _parked_elsewhere(self, node: str, state: str, info: dict[str, Any]) -> Why:
         """A worker found it in its Redis, and we did not before in ours (`worker.control`)."""
-        found = self.look.parked(self.task_id)
-        if found is not None and found.text:
-            return self._parked(found)  # it was parked meanwhile
+        if (now := self._parked_meanwhile()) is not None:
+            return now
         lock = str(info.get("lock") or "")
         return Why(
             self.task_id,
@@ -233,7 +237,9 @@ class Question:
                     return Why(self.task_id, "holds", sentence, lock.name, 0, lock.holders)
             for waiter in lock.waiters:
                 if waiter.task_id == self.task_id:
-                    return self._waiting(waiter, lock)
+                    is_parked = waiter.state in ("parked", "resumed")
+                    now = self._parked_meanwhile() if is_parked else None
+                    return now or self._waiting(waiter, lock)
         return None
 
     def _waiting(self, waiter: Waiter, lock: LockInfo) -> Why:

@@ -215,6 +215,21 @@ def test_a_task_that_is_parked_while_the_workers_are_asked_is_parked(
     assert [holder.task_id for holder in why.holders] == [held.id]
 
 
+def test_a_task_that_is_parked_is_so_though_its_worker_still_has_it(
+    worker: Worker, locks: Locks, key: str, held: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its parking and the end of its task in the worker."""
+    task, task_id = worker.module.take, str(uuid.uuid4())
+
+    def still_has_it(self: Inspect, *ids: Any) -> Any:
+        held.park(task_id=task_id)
+        info = {"id": task_id, "name": task.name, "args": [key], "kwargs": {}, "worker_pid": 1}
+        return {worker.node: {task_id: ["active", info]}}
+
+    monkeypatch.setattr(Inspect, "query_task", still_has_it)
+    assert locks.why(task_id).state == "parked"
+
+
 def test_why_says_that_a_worker_has_parked_a_task_in_another_place(
     worker: Worker, key: str, held: Any
 ) -> None:

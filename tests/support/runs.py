@@ -9,10 +9,29 @@ from typing import Any
 from celery_relock.engine import ids
 from celery_relock.engine.engine import Engine
 from celery_relock.engine.lease import Lease, State
-from celery_relock.engine.protocol import Claim, Held
+from celery_relock.engine.parking import Sender
+from celery_relock.engine.protocol import Claim, Held, Message
 from celery_relock.engine.wakeup import OPENING
 from celery_relock.errors import LockUnavailable
 from tests.support.waiting import wait_for
+
+
+class Outbox(Sender):
+    """Takes parked messages, as a broker would.
+
+    Attributes:
+        sent, texts: their executions, and what they are.
+    """
+
+    homes = "h"
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+        self.texts: list[str] = []
+
+    def send(self, message: Message) -> None:
+        self.sent.append(message.execution_id)
+        self.texts.append(message.text)
 
 
 class Runs:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import redis
@@ -48,7 +47,7 @@ from tests.support import RedisServer, wait_for
 from tests.support.backends import backend_of
 from tests.support.cluster import ClusterServers, is_sharded
 from tests.support.permissions import least
-from tests.support.runs import Runs
+from tests.support.runs import Outbox, Runs
 from tests.support.tls import Authority, speaks_tls
 
 pytestmark = pytest.mark.slow
@@ -620,10 +619,10 @@ def test_bursts_of_calls_wait_in_any_bucket(
         later = call._replace(call_id=ids.new_id(), burst=known)
         assert backend.debounce(name, later, request._replace(message=name)) == Parked(0)
         backend.force_release(name)
-    parking, sent = runs().engine.parking, []
-    parking.sender = SimpleNamespace(homes="home", send=sent.append)
+    parking, outbox = runs().engine.parking, Outbox()
+    outbox.homes, parking.sender = "home", outbox
     parking.resume()
-    assert sorted(message.text for message in sent) == names
+    assert sorted(outbox.texts) == names
     assert [each.waiting for each in map(backend.inspect, names)] == [0] * 7
 
 

@@ -18,7 +18,7 @@ from celery_relock.backends.redis.keys import CLUSTER_BUCKETS as BUCKETS
 from celery_relock.backends.redis.keys import Keys
 from celery_relock.engine.engine import Engine
 from celery_relock.engine.lease import Lease, State
-from celery_relock.engine.protocol import Claim, Held, Message, Parked, ParkRequest, Queued, Release
+from celery_relock.engine.protocol import Claim, Held, Parked, ParkRequest, Queued, Release
 from celery_relock.engines import engine_for
 from celery_relock.errors import LockUnavailable
 from celery_relock.worker.resuming import Resumer
@@ -26,21 +26,9 @@ from tests.support import wait_for
 from tests.support.cluster import ClusterServers, is_sharded
 from tests.support.fenced import Fenced
 from tests.support.redis_server import RedisServer
-from tests.support.runs import Runs
+from tests.support.runs import Outbox, Runs
 
 pytestmark = pytest.mark.slow
-
-
-class Outbox:
-    """Takes parked messages, as a broker would."""
-
-    home = "h"
-
-    def __init__(self) -> None:
-        self.sent: list[str] = []
-
-    def send(self, message: Message) -> None:
-        self.sent.append(message.execution_id)
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from celery_relock.engine.protocol import Conflict, Held, Message, Parked, ParkRequest
+from celery_relock.engine.protocol import Conflict, Held, Parked, ParkRequest
 from celery_relock.engine.renewal import keepalive
 from tests.support import RedisServer, leftovers, wait_for
 from tests.support.missing import binary_of
-from tests.support.runs import Runs
+from tests.support.runs import Outbox, Runs
 
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 
@@ -26,18 +26,6 @@ def server(request: pytest.FixtureRequest, redis_binary: str) -> Iterator[RedisS
 def start(server: RedisServer, runs: Callable[..., Runs]) -> Callable[[], Runs]:
     """Engines as if each were a process of its own."""
     return lambda: runs(server.url)
-
-
-class Outbox:
-    """Takes what is resumed."""
-
-    home = "h"
-
-    def __init__(self) -> None:
-        self.runs: list[str] = []
-
-    def send(self, message: Message) -> None:
-        self.runs.append(message.execution_id)
 
 
 def test_a_lock_is_held_by_one_and_renewed_and_released(
@@ -79,7 +67,7 @@ def test_what_is_parked_outlives_a_killed_server_and_is_resumed(
     server.kill()
     server.restart(keep_data=True)
     assert one.release(holder)
-    assert outbox.runs == [parked.claim.execution_id]
+    assert outbox.sent == [parked.claim.execution_id]
     arrived = two.lease("a", execution_id=parked.claim.execution_id)
     assert isinstance(two.engine.acquire(arrived), Held)
     assert arrived.fences > holder.fences
