@@ -30,6 +30,13 @@ def result_of(worker, task_id):
     return worker.module.app.AsyncResult(task_id).get(timeout=20)
 
 
+def wait_for_the_warning(worker, account, parent):
+    worker.wait_for_log(
+        rf"counts\[\S{{36}}\] waits for the lock .*{account}.* which its own "
+        rf"ancestor \S+\[{parent.id}\]"
+    )
+
+
 def everyone_in(result):
     """The results of a call and of all that it waited for."""
     if isinstance(result, dict):
@@ -225,10 +232,7 @@ def test_without_a_lock_the_header_has_no_ancestors():
 
 def test_children_that_a_holder_sends_exclude_it_and_each_other_unless_asked(family, account):
     parent = family.module.sends_six_that_count.delay(account)
-    family.wait_for_log(
-        rf"counts\[\S{{36}}\] waits for the lock .*{account}.* which its own "
-        rf"ancestor \S+\[{parent.id}\]"
-    )
+    wait_for_the_warning(family, account, parent)
     family.journal.add(f"go {account}")
     children = parent.get(timeout=20)
     for child in children:
@@ -239,10 +243,7 @@ def test_children_that_a_holder_sends_exclude_it_and_each_other_unless_asked(fam
 
 def test_of_a_child_that_waits_in_its_slot_the_warning_comes_before_the_wait(family, account):
     parent = family.module.sends_one_that_waits_in_its_slot.delay(account)
-    family.wait_for_log(
-        rf"counts\[\S{{36}}\] waits for the lock .*{account}.* which its own "
-        rf"ancestor \S+\[{parent.id}\]"
-    )
+    wait_for_the_warning(family, account, parent)
     family.journal.add(f"go {account}")
     result_of(family, parent.get(timeout=20))
 
