@@ -28,19 +28,22 @@ def fences_increase(events: Sequence[Event]) -> bool:
     return True
 
 
-def first_come_first_served(events: Sequence[Event], slack: float = 0.5) -> bool:
-    """Whether nobody went in before one who had asked more than `slack` seconds earlier. Somebody
-    who says that he asks may need a moment to do it."""
+def first_come_first_served(events: Sequence[Event]) -> bool:
+    """Whether nobody went in before one who was in the queue when he asked, and whether anybody
+    was in the queue at all. Who asks is in the queue a moment later: then the library says so."""
     waiting: dict[str, Event] = {}
+    ahead: dict[str, set[str]] = {}
+    queued = False
     for event in events:
         if event.what == "asks":
-            waiting[event.who] = event
+            ahead[event.who] = {who for who, other in waiting.items() if other.lock == event.lock}
+        elif event.what == "waits":
+            waiting[event.who], queued = event, True
         elif event.what == "in" and not event.again:
-            mine = waiting.pop(event.who)
-            others = (other for other in waiting.values() if other.lock == mine.lock)
-            if any(other.at < mine.at - slack for other in others):
+            waiting.pop(event.who, None)
+            if ahead.pop(event.who) & set(waiting):
                 return False
-    return True
+    return queued
 
 
 def _inside(events: Sequence[Event]) -> Iterator[dict[str, dict[str, int]]]:
@@ -49,6 +52,6 @@ def _inside(events: Sequence[Event]) -> Iterator[dict[str, dict[str, int]]]:
     for event in events:
         if event.what == "in":
             now.setdefault(event.lock, {})[event.who] = event.fence
-        elif event.what != "asks":
+        elif event.what not in ("asks", "waits"):
             now.get(event.lock, {}).pop(event.who, None)
         yield now

@@ -15,7 +15,14 @@ from demo.timeline import Event
 _WIDTH = 80
 _INDENT = "   "
 _CLOCK = 9
-_STYLES = {"asks": "yellow", "in": "green", "out": "dim", "fails": "red", "killed": "bold red"}
+_STYLES = {
+    "asks": "yellow",
+    "waits": "yellow",
+    "in": "green",
+    "out": "dim",
+    "fails": "red",
+    "killed": "bold red",
+}
 
 
 class Screen:
@@ -63,7 +70,7 @@ class Screen:
         """The step at a glance: who waited and who was in, over the time that it took."""
         first, last = events[0].at, events[-1].at
         cells = _WIDTH - len(_INDENT) - _CLOCK - 1
-        signs = {"asks": self._signs[0], "in": self._signs[1]}
+        signs = dict.fromkeys(("asks", "waits"), self._signs[0]) | {"in": self._signs[1]}
         scale = cells / max(last - first, 0.001)
         self.say()
         for who in self._lanes:
@@ -97,6 +104,7 @@ def _told(event: Event) -> str:
     fence = f"…{event.fence % 10**9:09}"
     return {
         "asks": f"{event.note} asks",
+        "waits": f"{event.note} waits",
         "in": f"{event.note} in {'again ' if event.again else ''}{fence}",
         "out": f"{event.note} out",
         "fails": f"{event.note}",

@@ -14,6 +14,7 @@ from celery.signals import worker_ready
 from celery.worker.control import control_command
 
 from celery_relock import LockedTask
+from celery_relock.signals import lock_waiting
 from demo.timeline import Timeline
 
 URL = os.environ["DEMO_REDIS_URL"]
@@ -45,6 +46,12 @@ class AccountTask(LockedTask):
     def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
         lock = self.lock_key.format(**kwargs)
         timeline.tell("asks", kwargs["who"], lock=lock, note=self.__name__)
+
+
+@lock_waiting.connect
+def tell_waits(sender: Any, names: tuple[str, ...], **_: Any) -> None:
+    who = sender.request.kwargs["who"]
+    timeline.tell("waits", who, lock=names[0], note=sender.__name__)
 
 
 @contextmanager

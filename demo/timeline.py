@@ -19,7 +19,7 @@ class Event:
 
     Attributes:
         at: the Redis server's clock, seconds.
-        what: "ready", "asks", "in", "out", "fails" or "killed".
+        what: "ready", "asks", "waits", "in", "out", "fails" or "killed".
         who: the lane it belongs to.
         lock: the lock name.
         fence, again: of "in": the fence, and whether the lock was re-entered.

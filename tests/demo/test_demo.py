@@ -254,8 +254,12 @@ def left(who: str) -> Event:
     return Event(at=0, what="out", who=who, lock="account:42")
 
 
-def asks(who: str, at: float, lock: str = "account:42") -> Event:
-    return Event(at=at, what="asks", who=who, lock=lock)
+def asks(who: str, lock: str = "account:42") -> Event:
+    return Event(at=0, what="asks", who=who, lock=lock)
+
+
+def waits(who: str, lock: str = "account:42") -> Event:
+    return Event(at=0, what="waits", who=who, lock=lock)
 
 
 def test_its_check_tells_turns_and_re_entry_from_an_overlap() -> None:
@@ -274,12 +278,29 @@ def test_its_check_wants_every_new_permit_to_have_a_higher_fence() -> None:
 
 
 def test_its_check_finds_somebody_who_overtakes() -> None:
-    turns = [asks("A", 0), asks("B", 0), entered("A", 1), asks("A", 1)]
+    a_then_b = [asks("A"), waits("A"), asks("B")]
+    in_turn, overtakes = [entered("A", 1), entered("B", 2)], [entered("B", 1), entered("A", 2)]
 
-    assert first_come_first_served([*turns, entered("B", 2), entered("A", 3)])
-    assert not first_come_first_served([*turns, entered("A", 2), entered("B", 3)])
-    other = [asks("C", 0, "account:7"), *turns]
-    assert first_come_first_served([*other, entered("B", 2), entered("A", 3)])
+    assert first_come_first_served([*a_then_b, *in_turn])
+    assert first_come_first_served([*a_then_b, waits("B"), *in_turn])
+    assert not first_come_first_served([*a_then_b, *overtakes])
+    assert not first_come_first_served([*a_then_b, waits("B"), *overtakes])
+
+
+def test_its_check_blames_nobody_who_asked_before_the_other_was_in_the_queue() -> None:
+    both_ask = [asks("A"), asks("B"), waits("A")]
+
+    assert first_come_first_served([*both_ask, entered("B", 1), entered("A", 2)])
+    assert first_come_first_served(
+        [
+            asks("C", "account:7"),
+            waits("C", "account:7"),
+            *both_ask,
+            entered("B", 1),
+            entered("A", 2),
+        ]
+    )
+    assert not first_come_first_served([asks("A"), entered("A", 1), asks("B"), entered("B", 2)])
 
 
 def test_its_check_finds_two_accounts_in_use_at_once() -> None:

@@ -21,6 +21,7 @@ from celery.signals import celeryd_init, task_postrun
 from celery_relock import LockedTask
 from celery_relock.worker import conflict
 from tests.support import make_app
+from tests.support.endings import LIMIT
 from tests.support.fenced import Fenced
 
 KEY = "{account}"
@@ -175,24 +176,24 @@ def stays_or_is_sent_again(self: Any, account: str) -> str:
     return stay(self, account)
 
 
-@ending(soft_time_limit=1)
+@ending(soft_time_limit=LIMIT)
 def overruns_softly(self: Any, account: str) -> str:
     return stay(self, account)
 
 
-@ending(time_limit=1)
+@ending(time_limit=LIMIT)
 def overruns(self: Any, account: str) -> str:
     """Does not go when it is asked to, so it lives on beside what Celery does about its end."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     return stay(self, account)
 
 
-@ending(time_limit=1, acks_on_failure_or_timeout=False)
+@ending(time_limit=LIMIT, acks_on_failure_or_timeout=False)
 def overruns_again(self: Any, account: str) -> str:
     return stay(self, account)
 
 
-@ending(time_limit=1)
+@ending(time_limit=LIMIT)
 def overruns_in_its_pool(self: Any, account: str) -> str:
     return stay(self, account)
 
