@@ -25,7 +25,7 @@ FAST = (
     "tests/unit/test_options.py",
     "tests/naming/test_names.py",
     "tests/lua/test_acquire.py",
-    "tests/engine/test_lock.py",
+    "tests/lock/test_lock.py",
     "tests/asyncio/test_cancellation.py",
     "tests/asyncio/test_lock.py",
     "tests/backends/redis/test_clients.py",
@@ -63,7 +63,7 @@ def valkey(session: nox.Session) -> None:
 
 def on_the_server_of_a_wheel(session: nox.Session, which: str) -> None:
     session.install("-q", "-e", ".[test,fast]")
-    chosen = session.posargs or ("tests/engine", "tests/worker/test_parked.py")
+    chosen = session.posargs or ("tests/engine", "tests/lock", "tests/worker/test_parked.py")
     run = ("python", "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile")
     session.run(*run, *chosen, env={"RELOCK_TEST_REDIS": which})
 

@@ -20,12 +20,10 @@ from tests.engine import (
     test_deadlock,
     test_duplicates,
     test_keepalive,
-    test_lock,
-    test_lock_life,
-    test_lock_reentry,
     test_loss,
     test_waiters,
 )
+from tests.lock import test_life, test_lock, test_reentry
 from tests.support.cluster import ClusterServers
 from tests.support.long import LONG
 from tests.support.runs import Runs
@@ -37,10 +35,10 @@ _MODULES = (
     test_fork,
     *([test_green] if LONG else []),
     test_keepalive,
+    test_life,
     test_lock,
-    test_lock_life,
-    test_lock_reentry,
     test_loss,
+    test_reentry,
     test_waiters,
 )
 
