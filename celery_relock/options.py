@@ -334,7 +334,8 @@ class LockOptions:
             )
         for name, (needed, example) in _NEEDS.items():
             value = getattr(self, name)
-            unused = getattr(self, needed) is None and value != _DECLARED[name].default
+            off = getattr(self, needed) == _DECLARED[needed].default
+            unused = off and value != _DECLARED[name].default
             if unused and f"lock_{name}" in said:
                 yield (f"lock_{name}={value!r:.80} is never used without lock_{needed}={example}.")
         yield from self._contradictions_of_bursts(said)
@@ -477,6 +478,7 @@ _NEEDS = {
     "debounce_reduce": ("debounce", "5"),
     "order_gap": ("order", "'sent'"),
     "order_retry": ("order", "'sent'"),
+    "on_gap": ("hold", "'workflow'"),
 }
 OPTION_NAMES = tuple(_DECLARED)
 #: The options that a single call can set: `apply_async(…, lock_max_wait=5)`. On the others

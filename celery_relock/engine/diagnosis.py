@@ -64,13 +64,15 @@ def _role(server: Server) -> Iterator[Finding]:
 def _eviction(server: Server) -> Iterator[Finding]:
     policy = server.info.get("maxmemory_policy", "noeviction")
     bounded = server.info.get("maxmemory", "0") != "0"
+    # What is parked has no time to live, which a policy "volatile-…" looks for.
+    parked = "" if policy.startswith("volatile-") else ", and parked tasks"
     if policy != "noeviction":
         yield Finding(
             "eviction",
             ERROR if bounded else WARNING,
             f"maxmemory-policy is {policy}"
             + ("" if bounded else ", though maxmemory is not set so far"),
-            "When its memory is full, Redis deletes locks that are held, and parked tasks.",
+            f"When its memory is full, Redis deletes locks that are held{parked}.",
             "Set maxmemory-policy noeviction, by CONFIG SET and in redis.conf. A cache needs a "
             "Redis of its own.",
         )

@@ -94,6 +94,13 @@ def test_a_server_that_throws_keys_away(server, configured):
     finding = only(looked_at(server), "eviction")
     assert finding.severity == "error"
     assert "allkeys-lru" in finding.what
+    assert "parked tasks" in finding.why
+
+
+def test_a_policy_for_keys_with_a_time_to_live_spares_parked_tasks(server, configured):
+    configured("maxmemory-policy", "volatile-lru")
+    finding = only(looked_at(server), "eviction")
+    assert finding.why == "When its memory is full, Redis deletes locks that are held."
 
 
 def test_a_server_whose_memory_is_nearly_full(server, configured):

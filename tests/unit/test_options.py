@@ -230,6 +230,7 @@ def test_raising_at_once_may_be_written_down_as_no_wait(max_wait: float | None) 
         ({"lock_order_retry": "end"}, {"lock_order": "sent"}),
         ({"lock_debounce_max": 60}, {"lock_debounce": 5}),
         ({"lock_debounce_reduce": max}, {"lock_debounce": 5}),
+        ({"lock_on_gap": "raise"}, {"lock_hold": "workflow"}),
     ],
 )
 def test_an_option_of_a_feature_is_refused_without_the_feature(option: Any, needed: Any) -> None:
@@ -273,7 +274,7 @@ def test_defaults_of_the_app_that_exclude_each_other_are_refused() -> None:
 
 
 def test_defaults_for_one_feature_are_kept_for_the_tasks_that_use_it() -> None:
-    defaults = {"order_gap": 5.0, "debounce_max": 60.0}
+    defaults = {"order_gap": 5.0, "debounce_max": 60.0, "on_gap": "raise"}
 
     assert LockOptions.collect({}, defaults, "app.charge").order is None
     assert LockOptions.collect({"lock_order": "sent"}, defaults, "app.charge").order_gap == 5.0

@@ -278,7 +278,7 @@ _LOCK = [
     _Choice("lock_hold", 0.15, ("workflow",)),
     _Choice("lock_keep_on_retry", 0.3, (True,)),
     _Choice("lock_gap_ttl", 1, (5, 8)),
-    _Choice("lock_on_gap", 0.2, ("raise",), ENDS_OTHERWISE),
+    _Choice("lock_on_gap", 0.4, ("raise",), ENDS_OTHERWISE, needs="lock_hold"),
     _Choice("lock_on_lost", 0.2, ("raise",), ENDS_OTHERWISE, pools=("prefork", "gevent")),
     _Choice("lock_order", 0.25, ("sent",)),
     _Choice("lock_order_gap", 1, (4, 6), needs="lock_order"),
