@@ -32,6 +32,7 @@ from celery.worker.consumer import Consumer
 from celery.worker.request import Request
 from kombu import Connection, Queue, compression
 from kombu.asynchronous import Hub
+from kombu.common import ignore_errors
 from kombu.utils.limits import TokenBucket
 from pydantic import BaseModel
 
@@ -140,6 +141,13 @@ def _():
     assert type(task)._app is app
     assert Proxy(lambda: app)._get_current_object() is app
     assert isinstance(current_app, Proxy)
+
+
+@row("`app.annotations`, whose parts have `annotate_any`")
+def _():
+    app = Celery(set_as_current=False)
+    app.conf.task_annotations = {"*": {"lock_key": "one"}, "part": {"lock_ttl": 5}}
+    assert [part.annotate_any() for part in app.annotations] == [{"lock_key": "one"}]
 
 
 @row("a data attribute `run` on a task's instance")
@@ -434,6 +442,21 @@ def _():
     assert isinstance(error, Ignore)
     assert description == "ignored"
     assert text == "Task part[x] parked"
+
+
+@row("a channel is closed by its attribute `close`, also by its connection and by the worker")
+def _():
+    for end in (
+        lambda connection, _: connection.close(),
+        lambda connection, _: connection.collect(),
+        lambda connection, channel: connection.maybe_close_channel(channel),
+        lambda connection, channel: ignore_errors(connection, channel.close),
+    ):
+        connection, closed = Connection("memory://"), []
+        channel = connection.channel()
+        channel.close = partial(closed.append, channel)
+        end(connection, channel)
+        assert closed == [channel]
 
 
 @row("`kombu.Consumer._active_tags`")
