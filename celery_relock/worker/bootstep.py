@@ -37,7 +37,7 @@ from ..workflow import steps
 from . import company, conflict, control, execution, parking
 from . import events as worker_events
 from .delivery import if_any
-from .message import HEADER, parse
+from .message import HEADER, is_lockable, parse
 from .report import report
 from .resuming import Resumer
 from .spawned import hand_on
@@ -199,8 +199,7 @@ def _resumed_here() -> list[str]:
 
 
 def _may_be_parked(request: Any) -> bool:
-    declares = getattr(request.task, "_relock_declares", None)
-    if declares is not None and declares():
+    if is_lockable(request.task) and request.task._relock_declares():
         return True
     header = parse(request.request_dict.get(HEADER))
     return header is not None and bool(header.workflow_locks)

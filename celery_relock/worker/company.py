@@ -20,6 +20,7 @@ from ..engine.events import logger
 from ..errors import LockConfigError, RelockError
 from ..options import OPTION_NAMES
 from .delivery import if_any
+from .message import is_lockable
 
 # Modules that are loaded where a library traces Celery's tasks, and the distribution of each.
 _TRACERS = {
@@ -73,7 +74,7 @@ def warn_of_missing_base(task: Any) -> None:
 
 def lacks_base(task: Any) -> list[str]:
     """The options of a lock that a task was declared with, if it is no LockedTask."""
-    if hasattr(type(task), "_relock_declares"):
+    if is_lockable(task):
         return []
     # What an annotation says for all tasks ("*") is not said of this one.
     for_all = {name for each in task.app.annotations for name in _of_all(each)}

@@ -54,6 +54,7 @@ from .message import (
     has_begun,
     header_of,
     inside,
+    is_lockable,
     note,
     owner,
     prefix_of,
@@ -429,7 +430,7 @@ def _over(
     is_put_back = error is not None and puts_back(task, error)
     if revocation.is_ours(task, request) and not (is_told or is_put_back):
         revocation.clear_away(task.app, request, task, remember=remember_for(task, error))
-    if hasattr(task, "_relock_declares"):
+    if is_lockable(task):
         company.on_unreached(task, request, state)
 
 

@@ -109,13 +109,18 @@ def has_begun(request: Any) -> bool:
     return found is not None and found.begun
 
 
+def is_lockable(task: Any) -> bool:
+    """Whether a task can have a lock: it is a `LockedTask`, or the one of `locked`."""
+    return hasattr(task, "_relock_declares")
+
+
 def body_runs(task_id: str) -> bool:
     """Whether the body of this locked task runs on this call stack.
 
     What Celery sends for the task before and after its body, such as the next step of a chain, is
     not sent by the body.
     """
-    locked = [each for each in inside.get() if hasattr(each.task, "_relock_declares")]
+    locked = [each for each in inside.get() if is_lockable(each.task)]
     return any(each.request is not None and each.request.id == task_id for each in locked)
 
 
@@ -379,7 +384,7 @@ def _tell_of_unused(task: Any, options: Mapping[str, Any], queues: Iterable[Any]
     written, known = ", ".join(f"lock_{name}" for name in options), _sender(queues).tasks.get(task)
     if task in _MAPS:
         text = "calls its task directly: declare them on the task, or send a group"
-    elif known is not None and not hasattr(known, "_relock_declares"):
+    elif known is not None and not is_lockable(known):
         text = "is no LockedTask"
     else:
         return  # a worker refuses what is no option

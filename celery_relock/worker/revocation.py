@@ -26,12 +26,12 @@ from . import events as worker_events
 from . import retry
 from .conflict import again_of, consumes_here
 from .ending import end_unexecuted, locks_of, puts_back, remember_for, withdraw_later
-from .message import ENTER, HEADER, has_begun, header_of
+from .message import ENTER, HEADER, has_begun, header_of, is_lockable
 
 
 def is_ours(task: Any, request: Any) -> bool:
     """Whether Redis may have something for a message of this task."""
-    return hasattr(task, "_relock_declares") or header_of(request).has_left
+    return is_lockable(task) or header_of(request).has_left
 
 
 def _withdraw(engine: Engine, request: Any, remember: float | None, **_: Any) -> None:
@@ -112,7 +112,7 @@ def clear_away(
         remember: see `end_unexecuted`.
         began: its body has begun, or may have.
     """
-    if not hasattr(task, "_relock_declares"):
+    if not is_lockable(task):
         task = None
     for clear, what in rooms:
         try:
@@ -129,7 +129,7 @@ _received: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 
 def _note(sender: Any = None, request: Any = None, **_: Any) -> None:
-    if HEADER in request.request_dict or hasattr(request.task, "_relock_declares"):
+    if HEADER in request.request_dict or is_lockable(request.task):
         _received[id(request.kwargs)] = request
 
 
