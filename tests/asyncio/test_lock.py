@@ -471,7 +471,7 @@ def test_a_lock_that_is_dropped_while_held_is_told_and_not_renewed(
     lock: MakeLock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
-        one = lock(timeout=0.6)
+        one = lock(timeout=3)
         await one.acquire()
         del one
         gc.collect()

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from celery_relock import engines
-from tests.chaos.checker import check, entries_of, longest_wait, lost_updates, most_beside
+from tests.chaos.checker import STILL, check, entries_of, longest_wait, lost_updates, most_beside
 from tests.chaos.client import GUARDED, LOCKS, PATIENCE, Settings
 from tests.chaos.faults import Faults
-from tests.chaos.history import History, Recorder, load
+from tests.chaos.history import Fault, History, Recorder, load
 from tests.chaos.processes import DURABLE, Processes
 from tests.chaos.register import KINDS, Register
-from tests.support import RedisServer, leftovers
+from tests.support import RedisServer, leftovers, pauses
 
 
 @dataclass
@@ -48,14 +48,15 @@ class Campaign:
         self._namespace = f"chaos{uuid.uuid4().hex[:8]}"
         self._clients: dict[int, subprocess.Popen[Any]] = {}
         self._started = 0
-        self._until = 0.0
+        self._began = self._until = 0.0
 
     def run(self) -> Report:
         """Start everything, let it run for the time, end it, and judge."""
         self._server, self._resource = RedisServer(*DURABLE), RedisServer()
         report = Report()
-        began = time.monotonic()
-        self._until = began + self._seconds
+        pauses.watch()
+        self._began = time.monotonic()
+        self._until = self._began + self._seconds
         try:
             for _ in range(self._count):
                 self._spawn()
@@ -67,7 +68,7 @@ class Campaign:
             )
             faults.run(self._until)
             report.violations += self._end()
-            report.seconds = time.monotonic() - began
+            report.seconds = time.monotonic() - self._began
             report.violations += self._left_behind()
             self._judge(report, load(self._processes.folder))
         finally:
@@ -128,6 +129,7 @@ class Campaign:
         return found
 
     def _judge(self, report: Report, history: History) -> None:
+        history.faults += [Fault(STILL, *each) for each in pauses.seen() if each[1] >= self._began]
         report.violations += map(str, check(history, self._lease))
         report.visits = len(history.visits)
         report.outcomes = Counter(visit.outcome for visit in history.visits)

@@ -27,6 +27,8 @@ from dataclasses import dataclass
 from tests.chaos.history import Fault, History, Visit
 
 WIPE, FREEZE = "restart without data", "SIGSTOP"
+# Not done by a campaign: the machine had no time for anybody.
+STILL = "the machine stood still"
 # These hurt no place in a queue. After the others a place may be lost for so long, in seconds.
 _HARMLESS, _AFTER = ("SCRIPT FLUSH",), 3.0
 # A thread may be put aside for so long, in seconds, between its last look and what it says next.
@@ -78,7 +80,7 @@ def check(history: History, lease: float) -> list[Violation]:
         found += _order(entries)
         found += _exclusion(entries, wipes)
         found += _told(visits, wipes, lease)
-        found += _arrival(visits, [fault for fault in history.faults if fault.kind == FREEZE])
+        found += _arrival(visits, [each for each in history.faults if each.kind in (FREEZE, STILL)])
         found += _reentry(visits, entries, wipes, lease)
         found += _turn(
             visits, entries, [each for each in history.faults if each.kind not in _HARMLESS]
