@@ -104,7 +104,7 @@ def test_a_lock_that_is_shared_outlives_the_thread_that_acquired_it(
 def test_what_was_dropped_is_told_and_forgotten(
     lock: MakeLock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    one = lock(timeout=0.6)
+    one = lock(timeout=3)
     one.acquire()
     lease = one._lease
     assert lease in keepalive.leases()
