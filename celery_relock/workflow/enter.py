@@ -206,7 +206,8 @@ def _options(app: Any, spec: Mapping[str, Any]) -> LockOptions:
 
 
 def _declared(spec: Mapping[str, Any]) -> dict[str, Any]:
-    return {f"lock_{name}": value for name, value in spec["options"].items()}
+    own = {f"lock_{name}": value for name, value in spec["options"].items()}
+    return {"lock_hold": "workflow", **own}
 
 
 def _missing(

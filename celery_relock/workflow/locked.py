@@ -175,5 +175,5 @@ def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
             f"locked(): mode={mode!r} cannot be used. It takes 'exclusive' or 'shared'."
         )
     declared = {f"lock_{name}": each for name, each in options.items()}
-    LockOptions.collect(declared, {}, "locked()")
+    LockOptions.collect({"lock_hold": "workflow", **declared}, {}, "locked()")
     return declared

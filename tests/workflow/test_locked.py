@@ -517,7 +517,8 @@ def test_a_single_call_has_the_options_of_the_lock_and_no_others(worker, account
 
     for make, option, says in [
         (fails, {"lock_max_wait": 5}, "never used"),
-        (waits, {"lock_cooldown": 5}, "no lock_cooldown. .* can have lock_on_conflict"),
+        (waits, {"lock_cooldown": 5}, "a workflow holds has no cooldown"),
+        (waits, {"lock_dedup": 5}, "no lock_dedup. .* can have lock_on_conflict"),
         (waits, {"lock_limit": 2}, "no message carries it"),
         (waits, {"lock_tll": 2}, "Did you mean lock_ttl"),
         (waits, {"lock_on_conflict": print}, "callable"),
