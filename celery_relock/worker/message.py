@@ -381,7 +381,7 @@ def _of_call(
 
 def _tell_of_unused(task: Any, options: Mapping[str, Any], queues: Iterable[Any]) -> None:
     """Log which options of a call its task will not use."""
-    written, known = ", ".join(f"lock_{name}" for name in options), _sender(queues).tasks.get(task)
+    written, known = ", ".join(f"lock_{name}" for name in options), _sender(queues)._tasks.get(task)
     if task in _MAPS:
         text = "calls its task directly: declare them on the task, or send a group"
     elif known is not None and not is_lockable(known):

@@ -84,6 +84,15 @@ def test_a_misspelt_option_of_a_call_by_name_is_refused_by_the_worker(m, account
         sent.get(timeout=20)
 
 
+def test_an_app_that_is_not_finalized_sends_them_by_name(m, account, held):
+    sender = celery.Celery("sender", set_as_current=False, autofinalize=False)
+    where = "broker_url", "broker_transport_options", "task_default_queue"
+    sender.conf.update({name: m.app.conf[name] for name in where})
+    sent = sender.send_task(m.look.name, (account,), lock_on_conflict="drop")
+
+    assert is_dropped(m.app.AsyncResult(sent.id).get(timeout=20))
+
+
 def test_options_of_a_call_of_a_task_that_takes_no_lock_are_told_to_be_of_no_use(m, caplog):
     m.plain.s().set(lock_max_wait=5, lock_maxwait=5).delay().get(timeout=20)
 
