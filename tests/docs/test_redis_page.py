@@ -125,6 +125,15 @@ def test_an_example_connects_and_shows_itself_to_the_server_as_it_says(
         close(engine_of(app).backend.transport)
 
 
+def test_celerys_report_shows_the_password_of_relock_url_unless_that_is_a_function() -> None:
+    app = Celery("shop", set_as_current=False, broker="redis://:broker-pw@localhost")
+    for url, shown in (("redis://:lock-pw@localhost", ["lock"]), (lambda: None, [])):
+        app.conf.update(relock_url=url, result_backend="redis://:result-pw@localhost")
+        report = app.bugreport()
+        assert "relock_url" in report
+        assert [each for each in ("broker", "result", "lock") if f"{each}-pw" in report] == shown
+
+
 def _wrong_password(place: Any) -> str:
     return f"redis://relock:wrong@127.0.0.1:{place.server.port}/0"
 
