@@ -106,28 +106,29 @@ def obtain(attempt: Attempt) -> Held | None:
     waits = _waits_in_its_slot(options.on_conflict, message)
     wait = _patience_in_slot(attempt) if waits else 0.0
     to_warn = waits and message is not None and bool(header_of(message).ancestors)
-    while True:
-        try:
-            answer = engine.acquire(lease, 0.0 if to_warn else wait)
-            if to_warn and isinstance(answer, Conflict | Duplicate):
-                to_warn = False  # before the wait, which may be until a time limit
-                _warn_of_an_ancestor(attempt, answer)
+    try:
+        while True:
+            try:
+                answer = engine.acquire(lease, 0.0 if to_warn else wait)
+                if to_warn and isinstance(answer, Conflict | Duplicate):
+                    to_warn = False  # before the wait, which may be until a time limit
+                    _warn_of_an_ancestor(attempt, answer)
+                    continue
+                held = answer if isinstance(answer, Held) else _decide(attempt, answer)
+                if held is not None:
+                    return held
                 continue
-            held = answer if isinstance(answer, Held) else _decide(attempt, answer)
-            if held is not None:
-                return held
-            continue
-        except (SoftTimeLimitExceeded, LockConfigError) as error:
-            # The task fails with this error, so it must not run later.
-            _end_waiting(attempt, error)
-            raise
-        except LockUnavailable as error:
-            pause = _without_redis(attempt, error)
-            if pause is None:
-                return None
-        # Neither Redis nor the broker can be reached: the execution stays in its slot, or it would
-        # be lost.
-        time.sleep(pause)
+            except LockUnavailable as error:
+                pause = _without_redis(attempt, error)
+                if pause is None:
+                    return None
+            # Neither Redis nor the broker can be reached: the execution stays in its slot, or it
+            # would be lost.
+            time.sleep(pause)
+    except (SoftTimeLimitExceeded, LockConfigError) as error:
+        # The task fails with this error, so it must not run later.
+        _end_waiting(attempt, error)
+        raise
 
 
 def _without_redis(attempt: Attempt, error: LockUnavailable) -> float | None:
@@ -156,15 +157,16 @@ def _has_failed(task: Any, message: Any) -> bool:
     """Whether a message that was parked has failed since, as Redis could not be asked: its place
     could not be removed either, and somebody has published it again before that was made up for.
 
-    Its state says so, which was BLOCKED when it was parked. One that is acknowledged late can come
-    again after it has failed.
+    Its state says so, which was BLOCKED when it was parked.
     """
-    if task.acks_late or not header_of(message).parked or tells_no_state(task, message):
+    if not header_of(message).parked or tells_no_state(task, message):
         return False
     found = stored(task, message.id)
     if found is None or found["status"] != FAILURE:
         return False
-    return isinstance(found["result"], LockUnavailable | LockConfigError)
+    error = found["result"]
+    is_told = isinstance(error, LockUnavailable | LockConfigError | SoftTimeLimitExceeded)
+    return is_told and is_acknowledged(task, error)
 
 
 def _end_waiting(attempt: Attempt, error: Exception | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_relock.errors import LockUnavailable
 from tests.support import wait_for
@@ -51,12 +52,14 @@ def test_one_that_was_parked_is_started_then_though_it_tracks_nothing(worker, ac
 
 # Celery's own way to store a result, with redis-py 8.
 @pytest.mark.filterwarnings("ignore:Call to deprecated:DeprecationWarning")
-def test_one_that_was_parked_and_has_failed_since_does_not_run(worker, account):
+@pytest.mark.parametrize("error", [LockUnavailable("away"), SoftTimeLimitExceeded()], ids=repr)
+@pytest.mark.parametrize("task", ["does_not_track", "is_acknowledged_late"])
+def test_one_that_was_parked_and_has_failed_since_does_not_run(worker, account, task, error):
     """Its failure could not be told to the Redis of the locks."""
     with lock_of(worker, account):
-        sent = worker.module.does_not_track.delay(account)
+        sent = getattr(worker.module, task).delay(account)
         wait_until_parked(worker, account)
-        worker.module.app.backend.store_result(sent.id, LockUnavailable("away"), "FAILURE")
+        worker.module.app.backend.store_result(sent.id, error, "FAILURE")
     worker.wait_for_log(rf"{sent.id}\] has ended already")
     assert sent.state == "FAILURE"
     assert not worker.journal.events("inside", account=account)

@@ -7,12 +7,13 @@ import logging
 import os
 import select
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import Context
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -30,6 +31,8 @@ from celery_relock.engine import crash, ids, reentrancy
 from celery_relock.engine.engine import Engine
 from celery_relock.engine.protocol import KEPT, LINE
 from celery_relock.engine.renewal import keepalive
+from celery_relock.errors import LockUnavailable
+from celery_relock.worker import conflict
 from celery_relock.worker.delivery import afterwards, finish
 from celery_relock.worker.message import VERSION
 from celery_relock.worker.parking import CARRIED, Carried, RawMessage
@@ -242,6 +245,27 @@ def test_a_message_that_was_parked_and_is_struck_before_it_begins_leaves_no_plac
         assert subject.engine.inspect(name).waiting == 1
         afterwards(strike)  # what the message before has left
         assert subject.run(name, attempts=1, parked=name).info.state == "FAILURE"
+        assert subject.engine.inspect(name).waiting == 0
+
+
+def test_a_message_that_was_parked_and_is_struck_without_redis_and_broker_leaves_no_place(
+    make: Make, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_away(*_: Any) -> Any:
+        raise LockUnavailable("away")
+
+    def strike(_: float) -> None:
+        raise SoftTimeLimitExceeded
+
+    subject, name = make({"lock_on_unavailable": "retry"}), uuid.uuid4().hex
+    with Lock(redis_url, name, namespace=namespace):
+        subject.run(name, attempts=0)
+        with monkeypatch.context() as patch:
+            patch.setattr(subject.engine.backend, "acquire", is_away)
+            patch.setattr(conflict, "send_again", lambda *_: False)
+            patch.setattr(conflict, "time", SimpleNamespace(**{**vars(time), "sleep": strike}))
+            assert subject.run(name, attempts=1, parked=name).info.state == "FAILURE"
+        wait_for(lambda: not subject.engine.later._calls, what="what is withdrawn")
         assert subject.engine.inspect(name).waiting == 0
 
 

@@ -73,6 +73,11 @@ def does_not_track(account: str) -> str:
     return work(account)
 
 
+@app.task(base=LockedTask, lock_key="{account}", acks_late=True)
+def is_acknowledged_late(account: str) -> str:
+    return work(account)
+
+
 class Gate:
     """A result backend that has stored BLOCKED when the test says so."""
 
