@@ -55,6 +55,9 @@ ANNOUNCE_EVERY = 2.0
 # Seconds for which a message is not published again after this worker has said that it has it. It
 # says so for as many seconds: another worker may have a slot by then.
 TRIP = 5.0
+# So many revoked tasks are looked for at a time, in a few ms of the server's time. A worker can be
+# told of 50,000 at once.
+MOST_REVOKED = 1000
 # Seconds between two looks for a slot, while the resume queues are not consumed.
 LOOK_FOR_SLOT = 0.02
 # Seconds for which a message that was requeued counts as one that waits in its queue, unless it
@@ -181,10 +184,10 @@ class Resumer:
 
     def _look(self) -> float | None:
         revoked = set(self._all_revoked())
-        new = revoked - self._revoked
+        new = [*(revoked - self._revoked)][:MOST_REVOKED]
         due = self._engine.parking.resume([ids.short(task) for task in new])
-        self._revoked = revoked
-        return due
+        self._revoked = self._revoked & revoked | {*new}
+        return due if len(self._revoked) == len(revoked) else 0.0
 
     def _listen(self) -> None:
         listener = Listener(self._bell.set, self._hear, lambda: not self._stopped)
