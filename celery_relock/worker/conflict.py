@@ -3,6 +3,7 @@
 From top to bottom:
 
     obtain       acquire, or wait, block, retry, drop, raise; what to do without Redis
+    end_waiting  what waits does not run later
     _decide      what the answer and the task's policy make of it: one function for each
     consumes_here   who must never wait
     _claim_anew  a late copy of an execution that has ended: whether it runs all the same
@@ -88,7 +89,8 @@ def obtain(attempt: Attempt) -> Held | None:
     """Acquire the locks as the task's options say.
 
     Returns:
-        What was acquired; None if the body is to run without its locks.
+        What was acquired; None if it is to go on without these locks: if its body is next,
+        `end_waiting` is to be called.
 
     Raises:
         LockConflict: somebody else holds a lock, and the policy is to raise, or the time to wait is
@@ -127,7 +129,7 @@ def obtain(attempt: Attempt) -> Held | None:
             time.sleep(pause)
     except (SoftTimeLimitExceeded, LockConfigError) as error:
         # The task fails with this error, so it must not run later.
-        _end_waiting(attempt, error)
+        end_waiting(attempt, error)
         raise
 
 
@@ -142,11 +144,11 @@ def _without_redis(attempt: Attempt, error: LockUnavailable) -> float | None:
     if pause is not None:
         _try_later(attempt, pause, error)
         return pause
-    _end_waiting(attempt, None if policy == "run" else error)
     if policy == "run":
         how = f"it RUNS WITHOUT ITS LOCK (lock_on_unavailable='run'): {error}"
         attempt.lease.tell("unprotected", how)
         return None
+    end_waiting(attempt, error)
     if policy == "raise":
         what_to_do = 'To run the task later instead, set lock_on_unavailable="retry"'
         raise LockUnavailable(f"{error.reason}. {what_to_do}", error.name) from error
@@ -169,8 +171,8 @@ def _has_failed(task: Any, message: Any) -> bool:
     return is_told and is_acknowledged(task, error)
 
 
-def _end_waiting(attempt: Attempt, error: Exception | None) -> None:
-    """The execution ends here, or goes on without its lock, so it must not run again later.
+def end_waiting(attempt: Attempt, error: Exception | None) -> None:
+    """The execution ends here, or its body begins without its lock: it must not run again later.
 
     Whether it is parked cannot be known while Redis cannot be reached.
     """

@@ -43,7 +43,7 @@ from ..order import worker as order
 from ..workflow import steps
 from . import company, retry, revocation, unlocked
 from . import events as worker_events
-from .conflict import Attempt, obtain, release
+from .conflict import Attempt, end_waiting, obtain, release
 from .delivery import DELIVERY, finish, to_finish
 from .ending import is_acknowledged, is_over, puts_back, remember_for
 from .message import (
@@ -263,6 +263,7 @@ class Execution:
             kept = self.header is not None and self.header.kept
             held = (retry.obtain_kept if kept else obtain)(attempt)
             if held is None:  # lock_on_unavailable="run"
+                end_waiting(attempt, None)
                 return run_body(partial(Hold, lease.claim.owner, shares))
             reentrancy.push(lease)
             if message is not None and options.hold == "workflow":

@@ -23,7 +23,7 @@ from ..errors import LockConfigError
 from ..options import CALL_OPTIONS, LockOptions
 from ..settings import read_by_tasks
 from ..task import LockedTask
-from ..worker.conflict import Attempt, obtain, release
+from ..worker.conflict import Attempt, end_waiting, obtain, release
 from ..worker.events import work_for
 from ..worker.message import ENTER, call_options, header_of, owner
 from ..worker.states import Dropped, end_dropped, show_started
@@ -162,10 +162,13 @@ def _acquire(task: Any, message: Any, spec: Mapping[str, Any]) -> None:
     lease.work = work_for(task, message)
     lease.put_off_since = header_of(message).since
     try:
-        if obtain(Attempt(task, engine, lease, options, message)) is not None:
+        attempt = Attempt(task, engine, lease, options, message)
+        if obtain(attempt) is not None:
             reentrancy.push(lease)
             lock = steps.WorkflowLock.of(spec["id"], lease, options)
             steps.begin(steps.StepHold(lock, engine, lease, message))
+        else:  # lock_on_unavailable="run"
+            end_waiting(attempt, None)
     finally:
         if not steps.owns(message, lease):
             release(engine, lease, ended=False)

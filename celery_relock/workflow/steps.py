@@ -328,8 +328,7 @@ def _acquire(task: Any, hold: StepHold) -> None:
         # Somebody else holds the lock, so the hold that was left to this step has ended.
         raise _tell_lost(task, hold, ()) from conflict
     if held is None:  # Redis cannot be reached, and lock_on_unavailable="run"
-        own = lock.names, lease.claim.execution_id
-        hold.engine.later.add(partial(end_unexecuted, hold.engine, *own))  # what was kept for it
+        hold.engine.later.add(partial(_give_up, hold))
         return
     if held.fences != lock.fences:
         error = _tell_lost(task, hold, held.fences)
@@ -338,6 +337,15 @@ def _acquire(task: Any, hold: StepHold) -> None:
         hold.lock = lock._replace(fences=held.fences, unbroken=False)
     reentrancy.push(lease)
     begin(hold)
+
+
+def _give_up(hold: StepHold) -> None:
+    """The step goes on without its hold. It can come again, as it may have to wait for a lock of
+    its own: its hold does not count as ended."""
+    engine, claim = hold.engine, hold.lease.claim
+    engine.release(hold.lease)  # an answer can have been lost
+    end_unexecuted(engine, claim.names, claim.execution_id, 0.0, is_left=True)
+    engine.parking.withdraw(claim.execution_id, 0.0)
 
 
 def _tell_lost(task: Any, hold: StepHold, fences: tuple[int, ...]) -> LockLost:

@@ -86,6 +86,31 @@ def test_a_call_whose_place_was_taken_unheard_and_that_is_sent_all_the_same_come
     assert begun == [(1, False), (2, True)]
 
 
+def test_a_call_that_goes_on_as_it_cannot_reach_its_line_is_not_lost(monkeypatch):
+    """It asks for its lock next, and waits for that: it is to come again."""
+    app = app_of(relock_url="memory://")
+    update, begun = begun_in(app)
+    engine, asked = engine_of(app), []
+    acquire = engine.backend.acquire
+
+    def once_unheard(claim, *more):
+        asked.append(claim)
+        if len(asked) == 1:
+            raise LockUnavailable("away")
+        return acquire(claim, *more)
+
+    lock = update.lock_for("a", 1)
+    assert lock.acquire()
+    monkeypatch.setattr(engine.backend, "acquire", once_unheard)
+    update.delay("a", 1)
+    with start_worker(app, pool="threads", concurrency=1, perform_ping_check=False):
+        wait_for(lambda: engine.backend.inspect("a").waiting, 20, "the call to be parked")
+        wait_for(lambda: not engine.later._calls, 20, "what is made up for")
+        lock.release()
+        wait_for(lambda: begun, 20, "the call")
+    assert begun == [(1, True)]  # nobody has overtaken it
+
+
 def waiting_in(app, account):
     backend = engine_of(app).backend
     return backend.inspect(f"{LINE}{account}").waiting

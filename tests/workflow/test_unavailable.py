@@ -3,12 +3,18 @@ fails, nothing that was kept for it is left when Redis is back."""
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+from celery import Celery, chain
+from celery.contrib.testing.worker import start_worker
 from celery.result import AsyncResult
 
-from celery_relock import Lock
+from celery_relock import Lock, LockedTask, locked
+from celery_relock.declaration import engine_of
+from celery_relock.engine.protocol import Answer, Claim
 from celery_relock.errors import LockUnavailable
 from tests.support import RedisServer, Worker, wait_for
 from tests.support.tcp import TcpProxy
@@ -130,3 +136,41 @@ def test_a_call_that_fails_so_is_sent_anew_the_next_time(running: Worker, way: T
     finally:
         way.accept()
     wait_for(lambda: not task.marked("once"), 15, "the end of its marker")
+
+
+@pytest.mark.parametrize("heard", [False, True], ids=["its answer is lost", "it is lost"])
+def test_a_step_without_its_workflow_s_lock_waits_for_its_own_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, heard: bool
+) -> None:
+    """With `on_unavailable="run"`, as one command, or its answer, did not come through."""
+    app = Celery(uuid.uuid4().hex, broker="memory://", backend="cache+memory://")
+    app.conf.update(relock_url="memory://", task_default_queue=uuid.uuid4().hex)
+
+    @app.task(base=LockedTask, shared=False, lock_key="own")
+    def has_its_own() -> None: ...
+
+    @app.task(shared=False)
+    def last() -> None: ...
+
+    engine, asked = engine_of(app), []
+    acquire = engine.backend.acquire
+
+    def unheard(claim: Claim, *more: Any) -> Answer:
+        asked.extend(name for name in claim.names if name == "workflow")
+        is_second = claim.names == ("workflow",) and len(asked) == 2  # the first one was `enter`
+        answer = None if is_second and heard else acquire(claim, *more)
+        if is_second or answer is None:
+            raise LockUnavailable("away")
+        return answer
+
+    monkeypatch.setattr(engine.backend, "acquire", unheard)
+    lock = has_its_own.lock_for()
+    assert lock.acquire()
+    canvas = chain(has_its_own.si(), last.si())
+    result = locked(canvas, key="workflow", on_unavailable="run").delay()
+    with start_worker(app, pool="threads", concurrency=1, perform_ping_check=False):
+        wait_for(lambda: engine.inspect("own").waiting, LONG, "the step to be parked")
+        wait_for(lambda: not engine.later._calls, LONG, "what is made up for")
+        lock.release()
+        wait_for(lambda: result.state == "SUCCESS", LONG, "the last step")
+        wait_for(lambda: not engine.inspect("workflow").holds, 15, "the workflow's lock to be free")
