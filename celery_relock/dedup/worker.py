@@ -233,13 +233,19 @@ class _HeldMarker(HeldBeside):
         if self.call.marker.until != marker.TIME:
             # Of a process that is about to end, Celery may put the message back.
             over = not self.task.acks_late or isinstance(error, Exception | None)
-            before, self.lease.successor = self.lease.state, self._successor(error)
+            self.lease.successor = to = self._successor(error)
+            own = self.lease.claim.execution_id
+            comes_again = to is not None and to.execution_id == own
+            if to is not None and not comes_again and self.lease.state is State.NEW:
+                # It was quicker than what was left to it by the attempt before.
+                with suppress(RelockError):
+                    self._acquire()
+            before = self.lease.state
             # Of one that was replaced, that is remembered.
-            ended = over and self.lease.successor is None and not self.replaced
+            ended = over and to is None and not self.replaced
             release(self.call.engine, self.lease, ended=ended)
-            if ended and before not in _HAD:
+            if over and not (comes_again or self.replaced) and before not in _HAD:
                 with suppress(RelockError):  # what its sender, or its parking, has kept for it
-                    own = self.lease.claim.execution_id
                     end_unexecuted(self.call.engine, [self.call.marker.name], own)
 
     def _successor(self, error: BaseException | None) -> Successor | None:

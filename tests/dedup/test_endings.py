@@ -4,13 +4,20 @@ run, it does. On a Redis and on a RabbitMQ broker."""
 from __future__ import annotations
 
 import signal
+import threading
 import time
+import uuid
 
 import pytest
 from billiard.exceptions import WorkerLostError
+from celery import Celery
+from celery.contrib.testing.worker import start_worker
 from celery.exceptions import TaskRevokedError
 
+from celery_relock import LockedTask
+from celery_relock.declaration import engine_of
 from celery_relock.dedup import marker
+from celery_relock.engine.protocol import KEPT
 from tests.support import new_namespace, wait_for
 from tests.support.messages import Message
 from tests.support.parked import engine_here, lock_of
@@ -481,3 +488,33 @@ def test_an_execution_that_takes_longer_than_the_lease_counts_until_its_worker_i
     alone.kill(signal.SIGKILL)
     alone.kill(signal.SIGKILL, pid=began.pid)
     wait_for(lambda: task.marked(account, "") is None, 2 * task.lock_ttl, "the lease to end")
+
+
+def test_when_the_last_retry_ended_though_one_came_before_its_marker_was_left_to_it(monkeypatch):
+    app = Celery(uuid.uuid4().hex, broker="memory://", backend="cache+memory://")
+    app.conf.update(relock_url="memory://", task_default_queue=uuid.uuid4().hex)
+    engine, begun = engine_of(app), threading.Event()
+
+    @app.task(base=LockedTask, bind=True, shared=False, lock_key="a", lock_dedup="until_done")
+    def comes_thrice(self):
+        if self.request.retries == 1:
+            begun.set()
+            wait_for(is_left, what="the marker to be left to this one")
+        if self.request.retries < 2:
+            raise self.retry(countdown=0)
+
+    def is_left():
+        holds = engine.inspect(marker.name_for(comes_thrice.name, ["a"])).holds
+        return [hold.attempt_id for hold in holds] == [KEPT]
+
+    def mark_as_retry(*args, **more):
+        if not comes_thrice.request.retries:
+            assert begun.wait(20)  # the retry is quicker than this
+        return mark(*args, **more)
+
+    mark = type(app.backend).mark_as_retry
+    monkeypatch.setattr(type(app.backend), "mark_as_retry", mark_as_retry)
+    with start_worker(app, pool="threads", concurrency=2, perform_ping_check=False):
+        result = comes_thrice.delay()
+        wait_for(lambda: result.state == "SUCCESS", what="the last one")
+        wait_for(lambda: comes_thrice.marked() is None, 10, "the call to count no longer")
