@@ -58,7 +58,16 @@ from .ending import call_off, is_acknowledged, is_over, withdraw_later
 from .events import show
 from .message import header_of, moment, note, running_request
 from .parking import park_request, send_again
-from .states import Dropped, Late, SentAgain, Waits, show_blocked, stored, tells_no_state
+from .states import (
+    Dropped,
+    Late,
+    SentAgain,
+    Waits,
+    retries_told,
+    show_blocked,
+    stored,
+    tells_no_state,
+)
 
 # Seconds until a message is sent again for the first time, and the longest pause it grows to.
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0
@@ -527,6 +536,8 @@ def _has_to_run(task: Any, message: Any) -> bool:
             return found["status"] == FAILURE and not is_acknowledged(task, found["result"])
         if found["status"] == RETRY and _has_sent_its_retry(message, found["result"]):
             return False
+        if retries_told(found) > message.retries:
+            return False  # its retry waits, or has begun
         if time.monotonic() >= delivery.stored_by:
             return True
         time.sleep(0.1)

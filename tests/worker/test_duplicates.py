@@ -10,7 +10,7 @@ import pytest
 
 from tests.support import new_namespace, wait_for
 from tests.support.messages import Message
-from tests.support.parked import lock_of
+from tests.support.parked import lock_of, state_of, wait_until_parked
 
 APP = "tests.worker.apps.duplicates"
 
@@ -226,6 +226,31 @@ def test_a_copy_of_an_execution_that_has_sent_its_retry_is_discarded(
     twin.deliver()
     over = twin.states(3)
     assert sorted(over) == ["IGNORED", "RETRY", "SUCCESS"]
+    assert twin.result.get(timeout=20) == "run 2"
+    assert len(twin.permits()) == 2
+
+
+@pytest.mark.parametrize("retry", ["waits", "runs"])
+def test_a_copy_that_comes_when_the_retry_of_its_execution_waits_or_runs_is_discarded(
+    worker, message, retry
+):
+    """And is not parked as one that has to run: its turn could come when a next retry waits."""
+    twin = message("retries_and_runs_on")
+    twin.let_go()
+    twin.deliver()
+    wait_for(lambda: twin.result.state == "RETRY")
+    with lock_of(worker, twin.lock):
+        wait_until_parked(worker, twin.lock)
+        if retry == "waits":
+            twin.deliver()
+            twin.events("over", count=3)
+            assert state_of(worker, twin.lock).parked == 1
+    wait_for(lambda: twin.result.state == "STARTED")
+    if retry == "runs":
+        twin.deliver()
+        twin.events("over", count=3)
+        assert state_of(worker, twin.lock).parked == 0
+    worker.journal.add(f"end {twin.account}")
     assert twin.result.get(timeout=20) == "run 2"
     assert len(twin.permits()) == 2
 

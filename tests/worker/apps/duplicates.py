@@ -89,6 +89,15 @@ def retries_acked_late(self, account):
     return result
 
 
+@app.task(base=LockedTask, bind=True, lock_key=KEY, **ACKS_LATE)
+def retries_and_runs_on(self, account):
+    result = work(self, account)
+    if len(runs(account)) == 1:
+        raise self.retry(countdown=3)
+    journal.wait_for(f"end {account}", 30)
+    return result
+
+
 def twice_for_nothing(self: Any, account: str, error: Exception) -> str:
     result = work(self, account)
     if len(runs(account)) < 3:
