@@ -453,7 +453,7 @@ def test_a_call_from_a_sender_without_this_library_that_waits_for_the_lock_is_fo
 
 def first_retry(worker, task, *args, **header):
     """The message of a call's first retry, as often as it is to come. When its body has ended with
-    another retry, the state RETRY does not tell whose it is: a copy may be owed."""
+    another retry, a state of the body's own does not tell whose it is: a copy may be owed."""
     return Message(worker, task, *args, retries=1, **header)
 
 

@@ -291,8 +291,7 @@ def test_a_claim_that_comes_late_while_its_execution_waits_keeps_the_place_in_li
     near, far = runs(proxy.url, socket_timeout=1.0), runs()
     near.release(near.held("warm-up"))
     holder = far.held("a")
-    # So that the next claim asks for a place at once.
-    assert isinstance(near.engine.acquire(near.lease("a"), 0.05), Conflict)
+    near.ready()
     late = proxy.hold(of="acquire")
     lease = near.lease("a")
     waiter = near.waiting(lease)

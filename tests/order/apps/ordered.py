@@ -31,6 +31,7 @@ def work(self, account, number, how):
     tries = 2 if how.startswith("again: ") else 1
     how = how.removeprefix("again: ")
     if how.startswith("slow") or (how == "retry, slow" and self.request.retries >= tries):
+        self.update_state(state="PROGRESS")  # which does not tell of which retry it is
         journal.wait_for(f"free {account}", 30)
     if how == "retry, slow" and self.request.retries < tries:
         raise self.retry(countdown=0)
