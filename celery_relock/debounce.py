@@ -108,6 +108,8 @@ def _merge(sending: Sending, names: tuple[str, ...]) -> Any:
             raise
         if isinstance(answer, Parked):
             logger.debug("%s[%s] waits until no more such calls come", task.name, task_id)
+            if sending.options.get("add_to_parent", True) and (parent := app.current_worker_task):
+                parent.add_trail(result)
             return result
         if isinstance(answer, Full):
             text = f"a call of {task.name} cannot be kept for lock_debounce"
@@ -172,7 +174,9 @@ def _message(sending: Sending, lock: str) -> tuple[str, Any]:
         given = task.app.amqp.Producer(connection, auto_declare=False)
     with task.app.producer_or_acquire(given) as producer:
         keeper = _Keeper(producer)
-        result = publish(args, kwargs, **{**options, "producer": keeper, "connection": None})
+        # A child of its caller is what is kept: `_merge` adds it.
+        ours = {"producer": keeper, "connection": None, "add_to_parent": False}
+        result = publish(args, kwargs, **{**options, **ours})
     raw = keeper.raw
     if raw is None:
         raise LockConfigError(

@@ -501,6 +501,24 @@ def test_a_call_that_could_not_be_kept_begins_no_burst_though_it_had_begun_one(i
     wait_for(lambda: _burst(in_vain) is None, what="the burst to go")
 
 
+def test_a_caller_has_the_calls_as_children_that_were_made_and_no_others(
+    in_vain, redis_url, namespace
+):
+    kept = _task_of(redis_url, namespace)
+
+    @in_vain.app.task(bind=True, shared=False)
+    def caller(self):
+        made = [kept.delay("shop"), kept.delay("shop")]
+        with pytest.raises(LockUnavailable):
+            in_vain.delay("shop")
+        made.append(in_vain.apply_async(("shop",), lock_on_unavailable="run"))
+        kept.apply_async(("shop",), add_to_parent=False)
+        return made, self.request.children
+
+    made, children = caller.apply().get()
+    assert children == made
+
+
 def test_a_call_that_was_merged_into_such_a_burst_meanwhile_is_kept(
     in_vain, redis_url, namespace, monkeypatch
 ):
