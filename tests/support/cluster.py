@@ -252,6 +252,12 @@ class ClusterServers:
         place = ("127.0.0.1", to.port, "", 0, 5000)
         self.admin(source).execute_command("MIGRATE", *place, "KEYS", *keys)
 
+    def set_node_timeout(self, ms: int = NODE_TIMEOUT) -> None:
+        """At the nodes that run: how long a node is silent before it counts as failed."""
+        for node in self.nodes:
+            if node.running:
+                self.admin(node).config_set("cluster-node-timeout", ms)
+
     def set_coverage(self, full: bool) -> None:
         """Whether all slots have to be served, or else none is."""
         for node in self.masters():
