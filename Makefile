@@ -8,6 +8,9 @@ BIN := .venv/bin
 # Most tests wait for a worker or a lease, so more run at a time than there are cores.
 JOBS ?= 6
 
+# The tests start a thousand processes: none of them is to compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help test smoke company check docs demo dist clean
 .PHONY: example-django example-fastapi example-django-compose example-fastapi-compose
 

@@ -9,6 +9,7 @@ import signal
 import uuid
 from collections.abc import Callable, Generator, Iterator
 from importlib.util import find_spec
+from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -269,17 +270,19 @@ def module_worker(redis_server: RedisServer) -> Iterator[Callable[..., Worker]]:
 
 def _workers(url: str, namespace: str) -> Iterator[Callable[..., Worker]]:
     started: list[Worker] = []
+    with TemporaryDirectory(prefix="relock-workers-") as folder:
 
-    def start(module: str, **options: Any) -> Worker:
-        if options.get("pool") == "gevent" and find_spec("gevent") is None:
-            missing("gevent is not installed")
-        started.append(Worker(module, **{"url": url, "namespace": namespace, **options}))
-        return started[-1]
+        def start(module: str, **options: Any) -> Worker:
+            if options.get("pool") == "gevent" and find_spec("gevent") is None:
+                missing("gevent is not installed")
+            own = {"url": url, "namespace": namespace, "folder": folder}
+            started.append(Worker(module, **{**own, **options}))
+            return started[-1]
 
-    yield start
-    for one in started:
-        one.close()
-        print(one.log())  # shown by pytest when the test failed
-        # pytest keeps the worker of the last test for longer than the server, and Celery's app
-        # results that were not asked for: collected later they would look for the server.
-        del one.module
+        yield start
+        for one in started:
+            one.close()
+            print(one.log())  # shown by pytest when the test failed
+            # pytest keeps the worker of the last test for longer than the server, and Celery's app
+            # results that were not asked for: collected later they would look for the server.
+            del one.module

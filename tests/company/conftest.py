@@ -58,9 +58,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what there is nothing to see of beside a companion."""
-    chosen = [item for item in items if _fits(item)]
-    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
-    items[:] = chosen
+    config.hook.pytest_deselected(items=[item for item in items if not _fits(item)])
+    items[:] = filter(_fits, items)
 
 
 def _fits(item: pytest.Item) -> bool:

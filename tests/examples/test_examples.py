@@ -26,8 +26,6 @@ from tests.support.worker import ROOT, environment_of
 
 pytestmark = pytest.mark.slow
 
-pytest.importorskip("fastapi")
-
 
 class Example:
     """A running example. `call("PUT /stock/lamp", count=4)` returns the status and the JSON."""
@@ -113,6 +111,7 @@ class Example:
 def example(
     own_redis: Callable[..., RedisServer], tmp_path: Path
 ) -> Iterator[Callable[[str], tuple[Example, str]]]:
+    pytest.importorskip("fastapi")
     started: list[Example] = []
 
     def start(name: str) -> tuple[Example, str]:

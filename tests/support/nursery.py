@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,6 +29,9 @@ MAIN = "import sys; from tests.support.nursery import main; sys.exit(main(int(sy
 ROOT = Path(__file__).parents[2]
 IMPORTED = (
     "celery.__main__",
+    "celery.app.control",
+    "celery.app.events",
+    "celery.app.log",
     "celery.apps.worker",
     "celery.backends.redis",
     "celery.bin.celery",
@@ -35,8 +39,12 @@ IMPORTED = (
     "celery.concurrency.solo",
     "celery.concurrency.thread",
     "celery.events.state",
+    "celery.fixups.django",
+    "celery.worker.autoscale",
     "celery.worker.components",
     "celery.worker.consumer",
+    "celery.worker.strategy",
+    "kombu.pidbox",
     "kombu.transport.pyamqp",
     "kombu.transport.redis",
     "tests.support",
@@ -170,6 +178,7 @@ def _become(arguments: list[str], env: dict[str, str], out: int) -> Any:
     os.setsid()
     os.environ.clear()
     os.environ.update(env)
+    tempfile.tempdir = None  # it was asked for before
     # The interpreter read this one when the nursery began.
     paths = env.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:0] = [path for path in paths if path and path not in sys.path]

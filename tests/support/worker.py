@@ -35,6 +35,8 @@ class Worker:
         module: dotted name of a module with an `app` from `make_app`, such as
             "tests.worker.apps.basic".
         url, namespace: the Redis and the namespace that the module's app uses.
+        folder: for its temporary files. Each process of a worker reads the journals of the dead
+            that are there, and a suite leaves hundreds of them.
         pool, concurrency, arguments: as on Celery's command line.
         env: more environment variables for the worker and for `module`.
         program: what runs the worker, instead of Celery.
@@ -56,6 +58,7 @@ class Worker:
         url: str,
         namespace: str,
         *,
+        folder: str | None = None,
         pool: str = "prefork",
         concurrency: int = 2,
         arguments: tuple[str, ...] = (),
@@ -64,6 +67,8 @@ class Worker:
         program: tuple[str, ...] = CELERY,
     ):
         own = {"RELOCK_TEST_URL": url, "RELOCK_TEST_NAMESPACE": namespace, **(env or {})}
+        if folder is not None:
+            own["TMPDIR"] = folder
         self.settings, self.namespace = own, namespace
         self.module = _import_afresh(module, own)
         self.journal = Journal(url, namespace)
@@ -159,7 +164,7 @@ class Worker:
 def _is_plain(pool: str, own: Mapping[str, str], program: tuple[str, ...]) -> bool:
     """Whether it may come from the nursery."""
     plain = pool in ("prefork", "threads", "solo") and program == CELERY
-    return plain and all(name.startswith("RELOCK_TEST_") for name in own)
+    return plain and all(name.startswith("RELOCK_TEST_") or name == "TMPDIR" for name in own)
 
 
 def _start_afresh(
