@@ -229,24 +229,24 @@ class _HeldMarker(HeldBeside):
             show_revoked(self.call.task, self.message.id, reason, self.message)
 
     def end(self, error: BaseException | None) -> None:
-        # A marker of some seconds is left as it is.
-        if self.call.marker.until != marker.TIME:
-            # Of a process that is about to end, Celery may put the message back.
-            over = not self.task.acks_late or isinstance(error, Exception | None)
-            self.lease.successor = to = self._successor(error)
-            own = self.lease.claim.execution_id
-            comes_again = to is not None and to.execution_id == own
-            if to is not None and not comes_again and self.lease.state is State.NEW:
-                # It was quicker than what was left to it by the attempt before.
-                with suppress(RelockError):
-                    self._acquire()
-            before = self.lease.state
-            # Of one that was replaced, that is remembered.
-            ended = over and to is None and not self.replaced
-            release(self.call.engine, self.lease, ended=ended)
-            if over and not (comes_again or self.replaced) and before not in _HAD:
-                with suppress(RelockError):  # what its sender, or its parking, has kept for it
-                    end_unexecuted(self.call.engine, [self.call.marker.name], own)
+        if self.call.marker.until == marker.TIME:
+            return  # it is left as it is
+        engine, own = self.call.engine, self.lease.claim.execution_id
+        self.lease.successor = to = self._successor(error)
+        comes_again = to is not None and to.execution_id == own
+        if to is not None and not comes_again and self.lease.state is State.NEW:
+            # It was quicker than what was left to it by the attempt before.
+            with suppress(RelockError):
+                self._acquire()
+        # Of a process that is about to end, Celery may put the message back. That one was replaced
+        # is remembered.
+        is_over = not self.task.acks_late or isinstance(error, Exception | None)
+        is_over = is_over and not comes_again and not self.replaced
+        had = self.lease.state in _HAD
+        release(engine, self.lease, ended=is_over and to is None)
+        if is_over and not had:
+            with suppress(RelockError):  # what its sender, or its parking, has kept for it
+                end_unexecuted(engine, [self.call.marker.name], own)
 
     def _successor(self, error: BaseException | None) -> Successor | None:
         me = self.lease.claim.execution_id
