@@ -233,7 +233,10 @@ class Locks:
                 left the queue.
         """
         if self.app is None:
-            raise LockConfigError("Cancelling a task needs its app, which stores the state REVOKED")
+            raise LockConfigError(
+                "Cancelling a task needs its app, which stores the state REVOKED: Locks(app), or "
+                "celery -A APP relock cancel … without --redis"
+            )
         found = self._look.parked(task_id)
         if found is None:
             return False

@@ -217,7 +217,9 @@ def test_wrong_use_is_exit_code_2(run: Run, key: str, redis_url: str) -> None:
     ):
         assert "it is empty" in run(*unset, code=2).output
     here = ("--redis", redis_url)
-    assert "needs its app" in run("cancel", "some-task", *here, code=2).output
+    refused = run("cancel", "some-task", *here, code=2).output
+    assert "needs its app" in refused
+    assert "without --redis" in refused
     for command in (("ls",), ("release", key, "--yes")):
         assert "use 1 to 60 characters" in run(*command, *here, "--namespace", "", code=2).output
     assert "not the URL of a Redis" in run("ls", "--redis", "nonsense://here", code=2).output
