@@ -39,6 +39,8 @@ from celery_relock.worker.parking import CARRIED, Carried, RawMessage
 from tests.support.long import LONG
 from tests.support.waiting import wait_for
 
+pytestmark = pytest.mark.slow
+
 PACKAGE = f"{Path(celery_relock.__file__).parent}{os.sep}"
 PLAIN: dict[str, Any] = {}
 OPTIONS: list[dict[str, Any]] = [
