@@ -211,6 +211,15 @@ def test_an_execution_that_came_back_and_died_before_its_result_was_stored_is_do
     assert twin.result.get() == "run 2"
 
 
+def test_a_retry_that_died_before_its_result_was_stored_is_done_again(worker, message):
+    """The state RETRY is that of the attempt before."""
+    twin = message("retries_and_dies_before_its_result_is_stored")
+    twin.let_go()
+    twin.deliver()
+    wait_for(lambda: twin.result.state == "SUCCESS", 20)
+    assert twin.result.get() == "run 3"
+
+
 @pytest.mark.parametrize(("retries", "attempts"), [(0, 0), (0, 1), (1, 1)])
 @pytest.mark.parametrize("name", ["retries_acked_late", "autoretries_unacknowledged"])
 def test_a_copy_of_an_execution_that_has_sent_its_retry_is_discarded(

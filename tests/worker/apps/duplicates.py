@@ -162,6 +162,15 @@ def comes_back_and_dies_before_its_result_is_stored(self, account):
     return dies_or_works(self, account)
 
 
+@app.task(base=LockedTask, bind=True, lock_key=KEY, **ACKS_LATE)
+def retries_and_dies_before_its_result_is_stored(self, account):
+    work(self, account)
+    number = len(runs(account))
+    if number == 1:
+        raise self.retry(countdown=0)
+    return KillsWhoStoresIt() if number == 2 else f"run {number}"
+
+
 @task_postrun.connect
 def over(args=(), state=None, **_):
     """At the end of each delivery, also of one whose body did not run."""
