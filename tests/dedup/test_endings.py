@@ -490,12 +490,20 @@ def test_an_execution_that_takes_longer_than_the_lease_counts_until_its_worker_i
     wait_for(lambda: task.marked(account, "") is None, 2 * task.lock_ttl, "the lease to end")
 
 
-def test_when_the_last_retry_ended_though_one_came_before_its_marker_was_left_to_it(monkeypatch):
+def test_it_counts_until_its_last_retry_ended_though_one_came_before_the_marker_was_left_to_it(
+    monkeypatch,
+):
     app = Celery(uuid.uuid4().hex, broker="memory://", backend="cache+memory://")
     app.conf.update(relock_url="memory://", task_default_queue=uuid.uuid4().hex)
     engine, begun = engine_of(app), threading.Event()
 
-    @app.task(base=LockedTask, bind=True, shared=False, lock_key="a", lock_dedup="until_done")
+    def before_start(*_):
+        if comes_thrice.request.retries == 2:
+            wait_for(is_left, what="the marker to be left to the last one")
+
+    options = {"lock_key": "a", "lock_dedup": "until_done", "before_start": before_start}
+
+    @app.task(base=LockedTask, bind=True, shared=False, **options)
     def comes_thrice(self):
         if self.request.retries == 1:
             begun.set()
