@@ -279,7 +279,8 @@ def module_worker(redis_server: RedisServer) -> Iterator[Callable[..., Worker]]:
 
 def _workers(url: str, namespace: str) -> Iterator[Callable[..., Worker]]:
     started: list[Worker] = []
-    with TemporaryDirectory(prefix="relock-workers-") as folder:
+    # What is killed may write for a moment yet.
+    with TemporaryDirectory(prefix="relock-workers-", ignore_cleanup_errors=True) as folder:
 
         def start(module: str, **options: Any) -> Worker:
             if options.get("pool") == "gevent" and find_spec("gevent") is None:
