@@ -62,16 +62,10 @@ def pytest_runtest_makereport(
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take long, and go on with those that start workers: at the end one
     of them would keep one process busy."""
+    workers = {"new_worker", "module_worker"}
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    starts = {item.path for item in items if not _WORKERS.isdisjoint(_fixtures(item))}
+    starts = {each.path for each in items if workers & {*getattr(each, "fixturenames", ())}}
     items.sort(key=lambda item: 0 if item.path in slow else 1 if item.path in starts else 2)
-
-
-_WORKERS = {"new_worker", "module_worker"}
-
-
-def _fixtures(item: pytest.Item) -> list[str]:
-    return getattr(item, "fixturenames", [])
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import redis
@@ -252,11 +252,17 @@ class ClusterServers:
         place = ("127.0.0.1", to.port, "", 0, 5000)
         self.admin(source).execute_command("MIGRATE", *place, "KEYS", *keys)
 
-    def set_node_timeout(self, ms: int = NODE_TIMEOUT) -> None:
+    @contextlib.contextmanager
+    def node_timeout(self, ms: int) -> Iterator[None]:
         """At the nodes that run: how long a node is silent before it counts as failed."""
-        for node in self.nodes:
-            if node.running:
-                self.admin(node).config_set("cluster-node-timeout", ms)
+        running = [self.admin(node) for node in self.nodes if node.running]
+        for each in running:
+            each.config_set("cluster-node-timeout", ms)
+        try:
+            yield
+        finally:
+            for each in running:
+                each.config_set("cluster-node-timeout", NODE_TIMEOUT)
 
     def set_coverage(self, full: bool) -> None:
         """Whether all slots have to be served, or else none is."""

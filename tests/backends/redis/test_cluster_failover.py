@@ -243,13 +243,14 @@ def test_a_master_that_is_gone_for_good_takes_no_patience_from_the_others(
         node.kill()
     with pytest.raises(errors.LockUnavailable):
         one.held("a")
-    cluster.set_node_timeout(20_000)  # else the one that pauses may find the cluster down
-    other.pause()
-    back = threading.Timer(2.0, other.resume)
-    back.start()
-    assert one.release(one.held(name))
-    back.join()
-    cluster.set_node_timeout()
+    with cluster.node_timeout(20_000):  # else the one that pauses may find the cluster down
+        other.pause()
+        back = threading.Timer(2.0, other.resume)
+        back.start()
+        try:
+            assert one.release(one.held(name))
+        finally:
+            back.join()
     for node in (gone, *replicas):
         node.restart(keep_data=True)
     wait_for(cluster.is_well, timeout=30)
