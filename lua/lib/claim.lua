@@ -205,11 +205,7 @@ end
 
 -- `before_all`: the execution holds the lock. This copy of it stands where it stood, before all waiters.
 function Claim.park(me, wanted, before_all)
-  local asked, waiter, first = me.asked, place_for(me, wanted), wanted.locks[1]
-  local before = first.queued and Queue.waiter(first, me.execution)
-  if before and before.stuck then -- it waited in its process
-    Deadlock.forget(me.call, me.execution, before)
-  end
+  local asked, waiter = me.asked, place_for(me, wanted)
   waiter.parked, waiter.home, waiter.task, waiter.call = true, asked.home, asked.task, asked.call
   waiter.is_copy = asked.is_copy or nil
   waiter.deadline = asked.patience and me.call.now + asked.patience

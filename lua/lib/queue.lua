@@ -177,19 +177,30 @@ local function ticket_before_all(call, locks)
   return ticket
 end
 
+-- The ticket that an execution has already: its command is repeated, or a new attempt replaces a dead one.
+local function ticket_of(locks, execution)
+  for _, lock in ipairs(locks) do  -- not the first alone: its place can have been evicted
+    local ticket = redis.call('ZSCORE', lock.queue, execution)
+    if ticket then
+      return tonumber(ticket)
+    end
+  end
+  return nil
+end
+
 -- An execution has one ticket for all the locks that it wants. So the order is the same in all queues, and
 -- two executions that want A,B and B,A cannot wait for each other.
 function Queue.enter(call, locks, execution, waiter, before_all)
-  -- An execution keeps its place when its command is repeated, or a new attempt replaces a dead one.
-  local ticket
-  for _, lock in ipairs(locks) do  -- not the first alone: its place can have been evicted
-    ticket = ticket or redis.call('ZSCORE', lock.queue, execution)
-  end
-  ticket = tonumber(ticket) or before_all and ticket_before_all(call, locks) or ticket_behind_all(call, locks)
+  local kept = ticket_of(locks, execution)
+  local ticket = kept or (before_all and ticket_before_all or ticket_behind_all)(call, locks)
   for _, lock in ipairs(locks) do
+    local is_line = Queue.is_line(lock)
+    local before = (kept or is_line) and Queue.waiter(lock, execution) or {}
+    if before.stuck then
+      Deadlock.forget(call, execution, before)
+    end
     -- The message has come to the place reserved for it, or gets a new place.
-    if Queue.is_line(lock) then
-      local before = Queue.waiter(lock, execution) or {}
+    if is_line then
       waiter.line, waiter.task = before.line, waiter.task or before.task
       waiter.came = before.came or call.now
     end

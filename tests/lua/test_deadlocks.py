@@ -153,6 +153,16 @@ def test_when_nobody_waits_nothing_is_noted(crossed):
     assert crossed.client.exists(f"{crossed.keys.prefix(0)}s:r1") == 0
 
 
+def test_another_attempt_that_is_in_nobodys_way_is_not_taken_for_the_one_that_died(desk):
+    desk.fence("r1", names=("x",))
+    desk.fence("r2", names=("y",))
+    desk.queue("in1", "died", names=("y",), stuck=("r1",))
+    desk.lapse_place("in1", "y")
+    desk.queue("in1", "another", names=("y",))
+
+    assert isinstance(ask(desk), Queued)
+
+
 def test_the_notes_of_a_queue_that_expires_go_with_it(desk):
     """B11: nobody is left to remove them."""
     desk.fence("r1", names=("x",))
