@@ -68,6 +68,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: 0 if item.path in slow else 1 if item.path in starts else 2)
 
 
+def pytest_collection_finish() -> None:
+    # What was collected stays: else each pass of the garbage collector looks through all of it.
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def results_of_groups_are_looked_for_often() -> Iterator[None]:
     """Celery looks for those of a group each half second, which is most of the time of a test that

@@ -12,6 +12,7 @@ import gc
 import importlib
 import json
 import os
+import platform
 import selectors
 import signal
 import socket
@@ -192,5 +193,6 @@ def _become(arguments: list[str], env: dict[str, str], out: int) -> Any:
 def main(socket_number: int) -> Any:
     for name in IMPORTED:
         importlib.import_module(name)
+    platform.platform()  # a program tells it, which each worker would start
     gc.freeze()
     return _serve(socket.socket(fileno=socket_number))
