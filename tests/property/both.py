@@ -1,7 +1,7 @@
 """Random histories of executions whose locks change between their attempts, as a callable or a
-deploy can name others, and whose commands come twice: Redis and memory answer, send and keep the
-same, nobody holds a lock that nobody knows of, nobody loses a lock or a message, and everybody who
-was parked runs in the end.
+deploy can name others, that ask for them inside of a holder or on their own, and whose commands
+come twice: Redis and memory answer, send and keep the same, nobody holds a lock that nobody knows
+of, nobody loses a lock or a message, and everybody who was parked runs in the end.
 
 A client that hears no answer sends its command again, on another connection. So a copy can come
 after whatever the client does next; its answer, and the messages in it, reach nobody. It comes
@@ -46,6 +46,8 @@ some_names = st.sampled_from(
 runs, picks = st.sampled_from(RUNS), st.integers(0, 30)
 shared = st.sampled_from([False, False, True])
 twice = st.booleans()  # the client sends it again: a copy can come late
+# Inside of which holder an execution asks, if it does: that one cannot end before it has its locks.
+inside = st.one_of(st.none(), picks)
 
 somebody_holds = precondition(lambda self: self.held)
 somebody_waits = precondition(lambda self: self.waiting)
@@ -100,6 +102,7 @@ class TwoBackends(RuleBasedStateMachine):
         shared=shared,
         twice=twice,
         heard=st.sampled_from([True, True, True, False]),
+        inside=inside,
     )
     def acquire(
         self,
@@ -111,6 +114,7 @@ class TwoBackends(RuleBasedStateMachine):
         shared: bool = False,
         twice: bool = False,
         heard: bool = True,
+        inside: int | None = None,
     ) -> None:
         names = self._end_what_was_before(run) or names
         if len(names) == 1 and any(self._wants(run, name) not in ((), names) for name in NAMES):
@@ -119,6 +123,8 @@ class TwoBackends(RuleBasedStateMachine):
         limits = tuple(SHARED if shared else self.limits[name] for name in names)
         claim: dict[str, Any] = {"names": names, "limits": limits}
         claim |= {"owner": owner or run, "by_owner": by_owner and bool(owner)}
+        if outer := sorted(self.held.keys() - {run}) if inside is not None else []:
+            claim["stuck"] = (outer[inside % len(outer)],)
         asks = claim | ({"wait": 6.0, "inbox": "p"} if how == "wait" else {})
         answer = None
         if how != "park" or twice:  # as a worker does before it parks
@@ -167,8 +173,9 @@ class TwoBackends(RuleBasedStateMachine):
         by_owner=st.booleans(),
         shared=shared,
         twice=twice,
+        inside=inside,
     )
-    def come_back(self, pick: int, names: tuple[str, ...] | None, how: str, **more: bool) -> None:
+    def come_back(self, pick: int, names: tuple[str, ...] | None, how: str, **more: Any) -> None:
         parked = self._parked()
         run = sorted(parked)[pick % len(parked)]
         self.acquire(run, names or parked[run], how, "o", **more)
