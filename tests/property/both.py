@@ -1,7 +1,7 @@
 """Random histories of executions whose locks change between their attempts, as a callable or a
-deploy can name others, that ask for them inside of a holder or on their own, and whose commands
-come twice: Redis and memory answer, send and keep the same, nobody holds a lock that nobody knows
-of, nobody loses a lock or a message, and everybody who was parked runs in the end.
+deploy can name others, that ask for them inside of a holder, as its descendant or on their own, and
+whose commands come twice: Redis and memory answer, send and keep the same, nobody holds a lock that
+nobody knows of, nobody loses a lock or a message, and everybody who was parked runs in the end.
 
 A client that hears no answer sends its command again, on another connection. So a copy can come
 after whatever the client does next; its answer, and the messages in it, reach nobody. It comes
@@ -28,6 +28,7 @@ from celery_relock.engine.protocol import (
     Ended,
     Full,
     Held,
+    HoldInfo,
     Parked,
     Queued,
     Release,
@@ -46,8 +47,11 @@ some_names = st.sampled_from(
 runs, picks = st.sampled_from(RUNS), st.integers(0, 30)
 shared = st.sampled_from([False, False, True])
 twice = st.booleans()  # the client sends it again: a copy can come late
-# Inside of which holder an execution asks, if it does: that one cannot end before it has its locks.
-inside = st.one_of(st.none(), picks)
+COOLS = "cooldown.c"  # what a lock is left to that nobody is to have for a while
+# Of which holder an execution is a descendant, or inside: that one cannot end before it has its
+# locks.
+holders = st.one_of(st.none(), picks)
+patience = st.sampled_from([None, None, 50.0])
 
 somebody_holds = precondition(lambda self: self.held)
 somebody_waits = precondition(lambda self: self.waiting)
@@ -102,7 +106,9 @@ class TwoBackends(RuleBasedStateMachine):
         shared=shared,
         twice=twice,
         heard=st.sampled_from([True, True, True, False]),
-        inside=inside,
+        inside=holders,
+        below=holders,
+        patience=patience,
     )
     def acquire(
         self,
@@ -115,6 +121,8 @@ class TwoBackends(RuleBasedStateMachine):
         twice: bool = False,
         heard: bool = True,
         inside: int | None = None,
+        below: int | None = None,
+        patience: float | None = None,
     ) -> None:
         names = self._end_what_was_before(run) or names
         if len(names) == 1 and any(self._wants(run, name) not in ((), names) for name in NAMES):
@@ -123,14 +131,21 @@ class TwoBackends(RuleBasedStateMachine):
         limits = tuple(SHARED if shared else self.limits[name] for name in names)
         claim: dict[str, Any] = {"names": names, "limits": limits}
         claim |= {"owner": owner or run, "by_owner": by_owner and bool(owner)}
-        if outer := sorted(self.held.keys() - {run}) if inside is not None else []:
-            claim["stuck"] = (outer[inside % len(outer)],)
+        others = sorted(self.held.keys() - {run})
+        if others and inside is not None:
+            claim["stuck"] = (others[inside % len(others)],)
+        if others and below is not None:
+            ancestor = others[below % len(others)]
+            claim |= {"owner": self._owner_of(ancestor), "by_owner": False}
+            claim["ancestors"] = (ancestor,)
         asks = claim | ({"wait": 6.0, "inbox": "p"} if how == "wait" else {})
         answer = None
         if how != "park" or twice:  # as a worker does before it parks
             answer = self._send(run, lambda desk: desk.acquire(run, attempt, **asks), twice)
         if how == "park" and (answer is None or isinstance(answer, Conflict | Duplicate)):
-            answer = self._send(run, lambda desk: desk.leave(run, attempt, **claim), twice)
+            answer = self._send(
+                run, lambda desk: desk.leave(run, attempt, patience=patience, **claim), twice
+            )
         if not isinstance(answer, Conflict | Duplicate):
             self.parked.discard(run)
         if twice or not heard:
@@ -173,7 +188,9 @@ class TwoBackends(RuleBasedStateMachine):
         by_owner=st.booleans(),
         shared=shared,
         twice=twice,
-        inside=inside,
+        inside=holders,
+        below=holders,
+        patience=patience,
     )
     def come_back(self, pick: int, names: tuple[str, ...] | None, how: str, **more: Any) -> None:
         parked = self._parked()
@@ -198,6 +215,36 @@ class TwoBackends(RuleBasedStateMachine):
             self._give_up(run, attempt, names, "execution", twice, Successor(to, 60.0))
             self._forget(run)
             self._look()
+
+    @somebody_holds
+    @rule(pick=picks, twice=twice)
+    def leave_to_cool_down(self, pick: int, twice: bool) -> None:
+        run, (attempt, names) = self._taken(self.held, pick)
+        self.kept.add(COOLS)
+        self._give_up(run, attempt, names, "execution", twice, Successor(COOLS, 60.0))
+        self._forget(run)
+        self._look()
+
+    @rule()
+    def it_has_cooled_down(self) -> None:
+        self._lapse(COOLS, KEPT)
+        self._look()
+
+    @rule(name=st.sampled_from(NAMES), pick=holders)
+    def force_release(self, name: str, pick: int | None) -> None:
+        """One hold of a lock, or all."""
+        holds = sorted(snapshot.read(self.desks[1], (name,))[name].holds)
+        if not holds or not self.waiting.keys().isdisjoint(holds):
+            return
+        only = "" if pick is None else holds[pick % len(holds)]
+        for run in [only] if only else holds:
+            # A copy of its command could acquire the lock again, for a process that has lost it.
+            self.late = [each for each in self.late if each[0] != run]
+            attempt, names = self.held.pop(run, ("", ()))
+            if rest := tuple(each for each in names if each != name):
+                self.held[run] = attempt, rest
+        self._both(lambda desk: _executions(desk.backend.force_release(name, only)))
+        self._look()
 
     @rule(run=runs)
     def it_does_not_come(self, run: str) -> None:
@@ -302,6 +349,7 @@ class TwoBackends(RuleBasedStateMachine):
                 self.what_it_had_lapses(0)
             for run in RUNS:
                 self.it_does_not_come(run)
+            self.it_has_cooled_down()
             if not self.parked:
                 break
             self.messages_are_late()
@@ -335,6 +383,10 @@ class TwoBackends(RuleBasedStateMachine):
         """The locks that a place in the queue of this lock is for; none if there is no place."""
         place = self._place(run, name)
         return tuple(place.get("names") or (name,)) if place else ()
+
+    def _owner_of(self, run: str) -> str:
+        locks = snapshot.read(self.desks[1], NAMES).values()
+        return next(lock.holds[run].owner for lock in locks if run in lock.holds)
 
     def _taken(self, among: dict[str, Any], pick: int) -> tuple[str, Any]:
         run = sorted(among)[pick % len(among)]
@@ -425,6 +477,10 @@ class TwoBackends(RuleBasedStateMachine):
         """In memory, where looking costs nothing."""
         desk = self.desks[1]
         return desk.place(run, name) if run in desk.waiters(name) else {}
+
+
+def _executions(holds: tuple[HoldInfo, ...]) -> list[str]:
+    return sorted(hold.execution_id for hold in holds)
 
 
 def _shown(lock: RealLock) -> tuple[Any, ...]:
