@@ -61,7 +61,17 @@ from .message import (
     running_request,
 )
 from .parking import carried
-from .states import LATER, Aside, Dropped, Late, SentAgain, end_dropped, fail_groups, show_started
+from .states import (
+    LATER,
+    Aside,
+    Dropped,
+    Late,
+    SentAgain,
+    end_dropped,
+    fail_groups,
+    show_started,
+    tells_no_state,
+)
 
 # What a body can return of which no line has run yet.
 _UNBEGUN = CoroutineType, AsyncGeneratorType
@@ -420,8 +430,10 @@ def _over(
         error = retval
     is_exit = error is not None and not isinstance(error, Exception)
     if has_begun(request):
-        # What Celery ends it with need not be what its body has ended with.
-        if getattr(request, DELIVERY).over and not is_acknowledged(task, error):
+        # What Celery ends it with need not be what its body has ended with. When its process exits
+        # the result may be stored already: a copy goes by that, as after a kill.
+        goes_by_result = is_exit and not tells_no_state(task, request)
+        if getattr(request, DELIVERY).over and not (is_acknowledged(task, error) or goes_by_result):
             revocation.comes_again(task.app, request, task)
         return
     # `run` was not reached (an error in `before_start`), so nothing took over what was left to it.

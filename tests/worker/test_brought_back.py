@@ -124,6 +124,19 @@ def test_it_runs_again_at_once_if_its_own_call_put_it_back(worker, account, name
     happens(worker, account, "began", 1 + len(task.after))
 
 
+def test_it_is_discarded_if_its_process_ended_when_its_result_was_stored(
+    worker, shelf, put, account
+):
+    result = put("exits when its result is stored")
+    shelf.bring()
+    happens(worker, account, "told")
+    shelf.wait_until_rejected()
+    shelf.bring()
+    worker.wait_for_log(rf"{result.id}\] is a late copy of an execution that has ended")
+    assert result.state == "SUCCESS"
+    assert len(worker.journal.events("began", account=account)) == 1
+
+
 def test_it_runs_again_at_once_if_its_process_was_killed_before_its_autoretry_was_sent(
     worker, account
 ):

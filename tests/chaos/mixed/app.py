@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -271,5 +272,7 @@ def _received(request: Any, **_: Any) -> None:
 
 
 @task_postrun.connect
-def _over(task_id: str = "", state: str = "", **_: Any) -> None:
+def _over(task_id: str = "", state: str | None = "", **_: Any) -> None:
+    if isinstance(sys.exc_info()[1], SystemExit):  # the result may be stored by now
+        state = app.AsyncResult(task_id).state
     tell("over", task=task_id, state=state)

@@ -1,5 +1,5 @@
 """Tasks that end badly the first times, at a place that each of them names: before its body, in it,
-after it, or where a message is sent. The message is rejected then."""
+after it, when its result is stored, or where a message is sent. The message is rejected then."""
 
 from __future__ import annotations
 
@@ -85,6 +85,7 @@ class Ends:
     before: tuple[str, ...] = ()
     began: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
+    told: tuple[str, ...] = ()
     sends: tuple[str, ...] = ()
     sends_again: tuple[str, ...] = ()
 
@@ -101,6 +102,10 @@ class Ends:
         if self.after:
             self.end("after", account)
         return result
+
+    def on_success(self, result: object, task_id: str, args: Any, kwargs: Any) -> None:
+        if self.told:
+            self.end("told", args[0])
 
     def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
         if celery.current_task:
@@ -147,6 +152,7 @@ TASKS: dict[str, dict[str, Any]] = {
     },
     "is put back by its own call": {"after": 2 * ("is put back",), **PUT_BACK},
     "exits in its own call": {"after": ("exits",), **LOST},
+    "exits when its result is stored": {"told": ("exits",), **LOST, "ignore_result": False},
     "fails before it begins": {"before": ("fails",)},
     "fails before it begins, without a result": {"before": ("fails",), "ignore_result": True},
     "fails before it begins, where no autoretry is": {
