@@ -235,10 +235,22 @@ def test_who_waits_behind_a_successor_for_several_locks_follows_it_at_each_of_th
     assert granted(inbox.heard()) == ["both", "waits"]
 
 
+def test_a_place_that_was_evicted_at_one_lock_comes_back_with_the_ticket_of_the_others(desk):
+    desk.fence("holder", names=("a",))
+    desk.park("first", names=("a", "c"))
+    desk.client.delete(desk.keys.of_lock("w", "c"))
+    desk.fence("passer-by", names=("c",))  # clears away what is left there
+    desk.release("passer-by", names=("c",))
+    desk.park("second", names=("a", "c"))
+    desk.park("first", "n2", names=("a", "c"))
+
+    assert desk.waiters("a") == desk.waiters("c") == ["first", "second"]
+    desk.release("holder", names=("a",))
+    assert desk.out() == ["first"]
+
+
 @pytest.mark.parametrize(("lost", "kept"), ["ac", "ca"])
-def test_a_place_that_was_evicted_at_one_lock_comes_back_with_the_ticket_of_the_others(
-    desk, lost, kept
-):
+def test_an_evicted_place_keeps_its_ticket_also_behind_others_and_whichever_lock_it_was(desk, lost, kept):
     desk.fence("holder", names=("a", "c"))
     desk.park("ahead", names=(kept,))
     desk.park("first", names=("a", "c"))
