@@ -250,7 +250,7 @@ def test_a_place_that_was_evicted_at_one_lock_comes_back_with_the_ticket_of_the_
 
 
 @pytest.mark.parametrize(("lost", "kept"), ["ac", "ca"])
-def test_an_evicted_place_keeps_its_ticket_also_behind_others_and_whichever_lock_it_was(desk, lost, kept):
+def test_an_evicted_place_keeps_its_ticket_behind_others_at_whichever_lock(desk, lost, kept):
     desk.fence("holder", names=("a", "c"))
     desk.park("ahead", names=(kept,))
     desk.park("first", names=("a", "c"))
