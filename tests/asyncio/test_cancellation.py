@@ -137,6 +137,7 @@ def test_nothing_is_left_though_a_thread_asks_after_the_release(
 ) -> None:
     monkeypatch.setattr(crash.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(journal, "on", True)
+    noted = set(journal._slots)  # of tests before, if one had a worker in this process
     engine = lock()._engine
     call = engine.call
 
@@ -146,7 +147,7 @@ def test_nothing_is_left_though_a_thread_asks_after_the_release(
 
     monkeypatch.setattr(engine, "call", late)
     run(wherever_it_is_cancelled(scenario, "early", lock, state))
-    assert not journal._slots
+    assert journal._slots.keys() <= noted
 
 
 async def wherever_it_is_cancelled(
