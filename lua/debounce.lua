@@ -1,6 +1,6 @@
 -- debounce: Park a call's message until its burst is over; it replaces the message that is parked.
 -- KEYS[1] meta: hash, the bucket's fencing token and layout
--- KEYS[2] tombstone: string, the burst that this call was merged into, if it was
+-- KEYS[2] tombstone: string, the burst that this call was merged into, or `-` if it was refused
 -- KEYS[3] lock: hash, the lock of these calls: its one hold is the pause, its waiters are bursts
 -- ARGV[1] burst: id, the burst of the call: a new burst, or the burst of an earlier reply
 -- ARGV[2] call: id, this call
@@ -25,13 +25,23 @@ local label, place = ARGV[8], ARGV[9]
 
 local PAUSE = 'pause'
 
+local REFUSED = '-'
 local before = redis.call('GET', tombstone)
-if before then
+local was_refused = before == REFUSED
+if before and not was_refused then
   return { 'PARKED', before }
 end
 local call = Base.begin(meta)
 local lock = Holds.open(call, key)
 lock.index_of_claim = 1
+
+-- The caller that hears this goes on with another call: a copy of this one must not be merged later.
+local function refuse(reply)
+  if place ~= '' then
+    redis.call('SET', tombstone, REFUSED, 'PX', remember)
+  end
+  return reply
+end
 
 -- The burst whose message was not handed out yet: only the last in the queue can be one.
 local open = redis.call('ZREVRANGE', lock.queue, 0, 0)[1]
@@ -39,13 +49,13 @@ local waiter = open and Queue.waiter(lock, open)
 if waiter and (waiter.sent or redis.call('HEXISTS', lock.messages, open) == 0) then
   waiter = nil
 end
-if not waiter and (known ~= '' or place == '') then
-  return { 'NONE' }
+if not waiter and (known ~= '' or place == '' or was_refused) then
+  return refuse { 'NONE' }
 end
 local is_known = known ~= '' and open == burst and (not exactly or waiter.attempt == known)
 if waiter and not is_known then
   local message = exactly and redis.call('HGET', lock.messages, open) or ''
-  return { 'BURST', open, waiter.attempt, waiter.call, message }
+  return refuse { 'BURST', open, waiter.attempt, waiter.call, message }
 end
 
 local asked = cjson.decode(place)
@@ -66,7 +76,7 @@ local me = {
 }
 local full = Claim.full(me, me.locks)
 if full then
-  return { 'FULL', unpack(full) }
+  return refuse { 'FULL', unpack(full) }
 end
 
 -- The pause is a hold that only the next call renews. The burst's ticket is the time of its first call; a

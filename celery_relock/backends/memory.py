@@ -77,6 +77,8 @@ _DAY = 86_400.0
 _MOST = 100
 # What is remembered of an execution that was replaced before it had begun.
 _REPLACED = "* replaced"
+# What is remembered of a debounced call that was refused: a copy of it is refused, too.
+_REFUSED = "-"
 
 # How many permits messages on their way will need: `exclusive` and `shared` ones.
 _Promised: TypeAlias = "Counter[str]"
@@ -1340,11 +1342,18 @@ class _Acquire(_Command):
 
     def debounce(self, call: Debounce) -> Parked | Burst | Full | None:
         """Park the message of a debounced call: it replaces the message of its burst, or begins a
-        new burst."""
-        (lock,), now, place = self.locks, self.now, _open_burst(self.locks[0])
-        if self.ended(call.call_id):
+        new burst. The caller of a refused one goes on with another: no copy is merged later."""
+        before = self.ended(call.call_id)
+        if before not in ("", _REFUSED):
             return Parked(0)  # a repetition
-        if place is None and call.burst is not None:
+        answer = self._merge(call, was_refused=before == _REFUSED)
+        how = "*" if isinstance(answer, Parked) else _REFUSED
+        self.remember(call.call_id, how, REMEMBER_CALL)
+        return answer
+
+    def _merge(self, call: Debounce, was_refused: bool) -> Parked | Burst | Full | None:
+        (lock,), now, place = self.locks, self.now, _open_burst(self.locks[0])
+        if place is None and (call.burst is not None or was_refused):
             return None
         if place is not None:
             is_last = not call.exactly or (
@@ -1363,7 +1372,6 @@ class _Acquire(_Command):
             lock.write(PAUSE, _Hold(KEPT, PAUSE, fence, expiry, "-", "a burst of calls", False))
         self._park(self.limits, lock)
         lock.queue[self.me].call = call.task_id if place is None else place.call
-        self.remember(call.call_id, "*", REMEMBER_CALL)
         if place is None and self.request is not None:
             self.tell("parked", Notice("parked", self.me, self.request.home))
         elif pause is None:

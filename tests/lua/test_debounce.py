@@ -190,6 +190,25 @@ def test_a_call_that_comes_twice_after_its_burst_was_handed_out_is_counted_once(
     assert bare.client.hget(f"{namespace}:{{0}}:meta", "parked") == b"1"
 
 
+def test_a_call_that_was_refused_begins_no_burst_when_its_copy_comes(bursts):
+    """Its caller has gone on: with another call, or to another burst."""
+    bursts.call("one")
+    assert bursts.call("two", call_id="refused") == Burst("c1", "c1", "task of c1")
+    assert bursts.pass_by() == ["one"]
+    assert bursts.sent("c1")
+    assert bursts.call("two", call_id="refused") is None
+    assert bursts.burst() is None
+    assert bursts.call("three") == Parked(0)
+    assert bursts.pass_by() == ["three"]
+
+
+def test_a_call_that_found_no_room_begins_no_burst_when_its_copy_comes(bursts):
+    too_long = {"text": "one", "call_id": "refused", "most_bytes": 1}
+    assert isinstance(bursts.call(**too_long), Full)
+    assert bursts.call(**{**too_long, "most_bytes": 100}) is None
+    assert bursts.burst() is None
+
+
 def test_a_bound_of_what_may_be_parked_holds_for_bursts_and_not_for_calls_of_one(bursts):
     bursts.call("one", most_in_all=1)
     assert bursts.merge("two", most_in_all=1) == Parked(0)

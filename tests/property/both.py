@@ -1,7 +1,8 @@
 """Random histories of executions whose locks change between their attempts, as a callable or a
-deploy can name others, that ask for them inside of a holder, as its descendant or on their own, and
-whose commands come twice: Redis and memory answer, send and keep the same, nobody holds a lock that
-nobody knows of, nobody loses a lock or a message, and everybody who was parked runs in the end.
+deploy can name others, that ask for them inside of a holder, as its descendant or on their own,
+that get one before their message is sent, as a dedup marker, and whose commands come twice: Redis
+and memory answer, send and keep the same, nobody holds a lock that nobody knows of, nobody loses a
+lock or a message, and everybody who was parked runs in the end.
 
 A client that hears no answer sends its command again, on another connection. So a copy can come
 after whatever the client does next; its answer, and the messages in it, reach nobody. It comes
@@ -41,10 +42,13 @@ from tests.support.memory_desk import MemoryDesk
 
 NAMES = ("a", "b", "c")
 RUNS = tuple(f"r{i}" for i in range(4))
+MARKER = "m"
+MARKED = "m0", "m1", "m2"  # as these, executions hold their markers; nobody waits for one
+LOCKS = (*NAMES, MARKER)
 some_names = st.sampled_from(
     [("a",), ("b",), ("c",), *itertools.permutations(NAMES, 2), NAMES, NAMES[::-1]]
 )
-runs, picks = st.sampled_from(RUNS), st.integers(0, 30)
+runs, marked, picks = st.sampled_from(RUNS), st.sampled_from(MARKED), st.integers(0, 30)
 shared = st.sampled_from([False, False, True])
 twice = st.booleans()  # the client sends it again: a copy can come late
 COOLS = "cooldown.c"  # what a lock is left to that nobody is to have for a while
@@ -64,6 +68,8 @@ class TwoBackends(RuleBasedStateMachine):
         open_desk: opens the one in Redis, empty.
         held, waiting: by execution its attempt and the locks of it, as a process was told.
         kept: the executions that a lock is kept for.
+        marks: the commands that got one for an execution before its message was sent.
+        over: the executions that have ended, or were replaced, as far as that is remembered.
         parked: the executions whose message is kept.
         to_note: of these the attempts that parked them by a command that was sent twice. Their end
             is remembered for that before the execution goes on.
@@ -80,12 +86,14 @@ class TwoBackends(RuleBasedStateMachine):
         wants=st.tuples(*[some_names] * len(RUNS)),
     )
     def begin(self, limits: Any, wants: Any) -> None:
-        self.limits = dict(zip(NAMES, limits, strict=True))
+        self.limits = dict(zip(LOCKS, (*limits, 1), strict=True))
         self.desks = self.open_desk(), MemoryDesk()
         self.inboxes = [desk.listen("p") for desk in self.desks]
         self.held: dict[str, tuple[str, tuple[str, ...]]] = {}
         self.waiting: dict[str, tuple[str, tuple[str, ...]]] = {}
         self.kept: set[str] = set()
+        self.marks: list[Callable[[Desk], Any]] = []
+        self.over: set[str] = set()
         self.parked: set[str] = set()
         self.to_note: dict[str, tuple[str, tuple[str, ...]]] = {}
         self.late: list[tuple[str, Callable[[Desk], Any]]] = []
@@ -125,7 +133,7 @@ class TwoBackends(RuleBasedStateMachine):
         patience: float | None = None,
     ) -> None:
         names = self._end_what_was_before(run) or names
-        if len(names) == 1 and any(self._wants(run, name) not in ((), names) for name in NAMES):
+        if len(names) == 1 and any(self._wants(run, each) not in ((), names) for each in NAMES):
             return  # the short way looks at no other lock
         attempt = next(self.attempts)
         limits = tuple(SHARED if shared else self.limits[name] for name in names)
@@ -206,7 +214,7 @@ class TwoBackends(RuleBasedStateMachine):
         self._look()
 
     @somebody_holds
-    @rule(pick=picks, to=runs, twice=twice)
+    @rule(pick=picks, to=st.sampled_from(RUNS + MARKED), twice=twice)
     def leave(self, pick: int, to: str, twice: bool) -> None:
         """To a retry or a next step, which may wait already."""
         if to not in self.held:
@@ -230,7 +238,7 @@ class TwoBackends(RuleBasedStateMachine):
         self._lapse(COOLS, KEPT)
         self._look()
 
-    @rule(name=st.sampled_from(NAMES), pick=holders)
+    @rule(name=st.sampled_from(LOCKS), pick=holders)
     def force_release(self, name: str, pick: int | None) -> None:
         """One hold of a lock, or all."""
         holds = sorted(snapshot.read(self.desks[1], (name,))[name].holds)
@@ -246,9 +254,38 @@ class TwoBackends(RuleBasedStateMachine):
         self._both(lambda desk: _executions(desk.backend.force_release(name, only)))
         self._look()
 
-    @rule(run=runs)
+    @rule(run=marked, twice=twice)
+    def mark(self, run: str, twice: bool) -> None:
+        """A call that is to be sent gets its dedup marker, unless another one has it."""
+        claim = {"names": (MARKER,), "lease": 60.0}
+        mark = lambda desk: desk.acquire(run, KEPT, **claim)  # noqa: E731
+        self.marks.append(mark)
+        answer = self._send(run, mark, twice)
+        if isinstance(answer, Held):
+            self.kept.add(run)
+        elif twice:  # it is not sent, and a copy could mark it all the same
+            self._give_up(run, KEPT, (MARKER,), "execution")
+        self._look()
+
+    @rule(run=marked, ended=st.sampled_from(["execution", "replaced"]), twice=twice)
+    def unmark(self, run: str, ended: str, twice: bool) -> None:
+        """A call is not sent; or another one is sent in its place, also when it has come."""
+        if run in snapshot.read(self.desks[0], (MARKER,))[MARKER].lapsed:
+            return  # a release does not look whether the lease has lapsed unseen
+        attempt = KEPT
+        if ended == "replaced" and run in self.held:
+            attempt, _ = self.held.pop(run)
+        self._give_up(run, attempt, (MARKER,), ended, twice)
+        self._look()
+
+    @rule(run=marked, twice=twice, heard=st.booleans())
+    def what_is_marked_begins(self, run: str, twice: bool, heard: bool) -> None:
+        self.acquire(run, (MARKER,), "ask", twice=twice, heard=heard)
+
+    @rule(run=st.sampled_from(RUNS + MARKED))
     def it_does_not_come(self, run: str) -> None:
         self._lapse(run, KEPT)
+        self.late = [each for each in self.late if each[0] != run or each[1] not in self.marks]
         self._look()
 
     @precondition(lambda self: self.held or self.waiting)
@@ -275,10 +312,16 @@ class TwoBackends(RuleBasedStateMachine):
     @precondition(lambda self: self.late)
     @rule(pick=picks)
     def a_copy_comes_late(self, pick: int) -> None:
-        self._both(self.late[-1 - pick % len(self.late)][1])
+        self._comes_late(*self.late[-1 - pick % len(self.late)])
+
+    def _comes_late(self, run: str, command: Callable[[Desk], Any]) -> None:
+        answer = self._both(command)
+        if command in self.marks and isinstance(answer, Held):
+            assert run not in self.over, f"{run} is marked again"
+            self.kept.add(run)  # its sender has not heard that it has come; that lapses
         self._look()
 
-    @rule(run=runs)
+    @rule(run=st.sampled_from(RUNS + MARKED))
     def no_copy_comes_any_more(self, run: str) -> None:
         self.late = [each for each in self.late if each[0] != run]
         self._forget(run)
@@ -347,7 +390,7 @@ class TwoBackends(RuleBasedStateMachine):
                 self.release(0, "execution", False)
             while self.dead:
                 self.what_it_had_lapses(0)
-            for run in RUNS:
+            for run in RUNS + MARKED:
                 self.it_does_not_come(run)
             self.it_has_cooled_down()
             if not self.parked:
@@ -360,15 +403,16 @@ class TwoBackends(RuleBasedStateMachine):
         self._nothing_is_left()
 
     def _copies_of_all_come_last(self) -> None:
-        for _, command in self.late:
-            self._both(command)
-            self._look()
+        for each in self.late:
+            self._comes_late(*each)
+        for run in MARKED:
+            self.it_does_not_come(run)
         self._nothing_is_left()
 
     def _nothing_is_left(self) -> None:
         for desk in self.desks:
-            desk.fence("last", names=NAMES)  # clears away what has lapsed
-            desk.release("last", names=NAMES)
+            desk.fence("last", names=LOCKS)  # clears away what has lapsed
+            desk.release("last", names=LOCKS)
             assert desk.left() == []
 
     def _parked(self) -> dict[str, tuple[str, ...]]:
@@ -385,7 +429,7 @@ class TwoBackends(RuleBasedStateMachine):
         return tuple(place.get("names") or (name,)) if place else ()
 
     def _owner_of(self, run: str) -> str:
-        locks = snapshot.read(self.desks[1], NAMES).values()
+        locks = snapshot.read(self.desks[1], LOCKS).values()
         return next(lock.holds[run].owner for lock in locks if run in lock.holds)
 
     def _taken(self, among: dict[str, Any], pick: int) -> tuple[str, Any]:
@@ -408,10 +452,12 @@ class TwoBackends(RuleBasedStateMachine):
 
         if ended == "execution":
             self.parked.discard(run)
-        self._send(run, release, twice)
+        had = self._send(run, release, twice)
+        if ended == "execution" or (ended == "replaced" and had):
+            self.over.add(run)
 
     def _lapse(self, run: str, attempt: str) -> None:
-        for name in NAMES:
+        for name in LOCKS:
             holds = snapshot.read(self.desks[1], (name,))[name].holds
             waits = self._place(run, name).get("attempt") == attempt
             for desk in self.desks:
@@ -422,6 +468,7 @@ class TwoBackends(RuleBasedStateMachine):
 
     def _forget(self, run: str) -> None:
         if all(of != run for of, _ in self.late):
+            self.over.discard(run)
             for desk in self.desks:
                 desk.forget(run)
 
@@ -446,7 +493,7 @@ class TwoBackends(RuleBasedStateMachine):
         for kind, run, attempt in heard:
             if kind == "granted" and self.waiting.get(run, ("",))[0] == attempt:
                 self.held[run] = self.waiting.pop(run)
-        locks, in_memory = (snapshot.read(desk, NAMES) for desk in self.desks)
+        locks, in_memory = (snapshot.read(desk, LOCKS) for desk in self.desks)
         assert {name: _shown(lock) for name, lock in locks.items()} == {
             name: _shown(lock) for name, lock in in_memory.items()
         }

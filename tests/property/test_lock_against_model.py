@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.property.both import TwoBackends
+from tests.property.bursts import BurstMachine
 from tests.property.lines import LineMachine
 from tests.property.machine import LockMachine
 from tests.support import new_namespace
@@ -54,6 +55,13 @@ def test_a_line_and_its_model_agree_and_nobody_is_overtaken_unseen(redis_url, wh
 def test_redis_and_memory_agree_when_an_execution_comes_back_for_other_locks(redis_url):
     pool = redis.ConnectionPool.from_url(redis_url, max_connections=2**31)
     _run(lambda: Desk("", new_namespace(), pool), 100, TwoBackends)
+    pool.disconnect()
+
+
+@pytest.mark.timeout(7200 if LONG else 240)
+def test_redis_and_memory_agree_on_debounced_calls_and_none_is_lost_or_sent_again(redis_url):
+    pool = redis.ConnectionPool.from_url(redis_url, max_connections=2**31)
+    _run(lambda: Desk("", new_namespace(), pool), 60, BurstMachine)
     pool.disconnect()
 
 
