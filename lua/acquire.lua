@@ -95,8 +95,11 @@ local me = {
 
 local function hold(lock, fence)
   local shared = limits[lock.index_of_claim] == Holds.SHARED
-  local new =
-    { expiry = call.now + lease, fence = fence, attempt = attempt, owner = owner, shared = shared }
+  -- A copy must not shorten what the client has extended since: a dedup marker, by the sender of the call.
+  local before = lock.holds[execution]
+  local is_copy = before and before.attempt == attempt
+  local expiry = math.max(call.now + lease, is_copy and before.expiry or 0)
+  local new = { expiry = expiry, fence = fence, attempt = attempt, owner = owner, shared = shared }
   Holds.write(lock, execution, new, inbox .. ' ' .. label)
 end
 

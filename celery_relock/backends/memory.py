@@ -1248,6 +1248,11 @@ class _Acquire(_Command):
 
     def _hold(self, lock: _Lock, fence: int) -> None:
         expiry, shared = self.now + self.claim.lease, self.limits[lock.name] == SHARED
+        before = lock.holds.get(self.me)
+        if before is not None and before.attempt_id == self.claim.attempt_id:
+            # A copy must not shorten what the client has extended since: a dedup marker, by the
+            # sender of the call.
+            expiry = max(expiry, before.expiry)
         lock.write(self.me, _hold_of(self.claim, self.inbox, fence, expiry, shared))
 
     def _busy(self, lock: _Lock) -> Conflict:

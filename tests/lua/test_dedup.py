@@ -49,6 +49,13 @@ def test_a_command_that_is_sent_twice_is_no_duplicate_of_itself(engine):
     assert len(engine.inspect(NAME).holds) == 1
 
 
+def test_a_copy_of_the_senders_command_does_not_shorten_what_the_sender_has_extended(engine):
+    _put(engine, "r1")
+    marker.extend(engine, NAME, "r1", 86_400.0)
+    assert _put(engine, "r1") is None
+    assert _remaining(engine) == [86_400]
+
+
 def test_an_execution_takes_over_its_own_which_lives_as_long_as_its_lease(engine):
     _put(engine, "r1")
     assert isinstance(_arrive(engine, "r1"), Held)

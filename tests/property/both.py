@@ -33,6 +33,7 @@ from celery_relock.engine.protocol import (
     Parked,
     Queued,
     Release,
+    Renewal,
     Successor,
 )
 from tests.property import snapshot
@@ -267,6 +268,13 @@ class TwoBackends(RuleBasedStateMachine):
             self._give_up(run, KEPT, (MARKER,), "execution")
         self._look()
 
+    @rule(run=marked, twice=twice)
+    def its_message_is_sent(self, run: str, twice: bool) -> None:
+        """From now on its marker lasts for longer."""
+        renewal = Renewal(MARKER, run, KEPT, 86_400.0, longer=True)
+        self._send(run, lambda desk: desk.backend.renew([renewal]), twice)
+        self._look()
+
     @rule(run=marked, ended=st.sampled_from(["execution", "replaced"]), twice=twice)
     def unmark(self, run: str, ended: str, twice: bool) -> None:
         """A call is not sent; or another one is sent in its place, also when it has come."""
@@ -315,7 +323,10 @@ class TwoBackends(RuleBasedStateMachine):
         self._comes_late(*self.late[-1 - pick % len(self.late)])
 
     def _comes_late(self, run: str, command: Callable[[Desk], Any]) -> None:
+        before = self._ends()
         answer = self._both(command)
+        for hold, end in self._ends().items():
+            assert end >= before.get(hold, 0), f"the lease of {hold} is shorter"
         if command in self.marks and isinstance(answer, Held):
             assert run not in self.over, f"{run} is marked again"
             self.kept.add(run)  # its sender has not heard that it has come; that lapses
@@ -427,6 +438,15 @@ class TwoBackends(RuleBasedStateMachine):
         """The locks that a place in the queue of this lock is for; none if there is no place."""
         place = self._place(run, name)
         return tuple(place.get("names") or (name,)) if place else ()
+
+    def _ends(self) -> dict[tuple[str, str, str], int]:
+        """When each attempt's hold of each lock ends."""
+        locks = snapshot.read(self.desks[0], LOCKS).items()
+        return {
+            (name, run, hold.attempt_id): lock.ends[run]
+            for name, lock in locks
+            for run, hold in lock.holds.items()
+        }
 
     def _owner_of(self, run: str) -> str:
         locks = snapshot.read(self.desks[1], LOCKS).values()
