@@ -251,7 +251,8 @@ class Engine:
         """Out of time, or frozen for too long: release whatever the attempt has on the server."""
         lease.switch(State.ASKED, State.HELD, State.LOST)
         keepalive.discard(lease)
-        self._release(lease, "attempt" if lease.repeated else "", REMEMBER_ATTEMPT)
+        # Its message may be parked, and keeps its place.
+        self._release(lease, "parked" if lease.repeated else "", REMEMBER_ATTEMPT)
         # A copy of that release may come late, so what follows is another attempt.
         lease.again(ids.new_attempt_id())
 
@@ -290,6 +291,7 @@ def acquiring(lease: Lease, wait: float | None, listening: bool) -> _Steps[Outco
     until = math.inf if wait is None else time.monotonic() + wait
     queue = (wait is None or wait > 0) and listening
     late = 0
+    yield from _anew(lease)
     while True:
         answer: Answer = yield Step.ASK, lease.waiter_lease if queue else 0.0
         if isinstance(answer, Queued):
@@ -318,6 +320,14 @@ def acquiring(lease: Lease, wait: float | None, listening: bool) -> _Steps[Outco
             yield Step.LISTEN, left
             lease.open_inbox = None  # else each grant would wake the keep-alive for it
             queue = True
+
+
+def _anew(lease: Lease) -> _Steps[None]:
+    """A command of the attempt before had no answer, or was sent twice: what that does later must
+    not be done for this one."""
+    if lease.state is State.ASKED:
+        lease.repeated = True
+        yield Step.DROP, 0.0
 
 
 def _waiting(lease: Lease, place: Queued, until: float) -> _Steps[Held | Queued]:

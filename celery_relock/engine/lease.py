@@ -293,7 +293,7 @@ class Lease:
         self.state = State.WAITING
         self._expect(sent, recheck)
         if self._granted_early:  # the message of the grant, on another connection, was faster
-            self._grant(self._granted_early, known=len(self.claim.names) == 1)
+            self._grant(self._granted_early, known=self._is_plain)
         return True
 
     def wait_on(self, sent: float, recheck: float) -> None:
@@ -317,7 +317,7 @@ class Lease:
                 return False
             if sent is not None:
                 self.renewed = sent
-            self._grant(fences, known=sent is not None or len(self.claim.names) == 1)
+            self._grant(fences, known=sent is not None or self._is_plain)
             return True
 
     def taken_from(self) -> None:
@@ -328,10 +328,16 @@ class Lease:
             if self.state is State.WAITING:
                 self.due = 0.0
 
+    @property
+    def _is_plain(self) -> bool:
+        """Whether the message of a grant says all. It does not say which of several permits were
+        joined; and where the command was sent twice the grant may be that of the first, which has
+        lapsed since. A heartbeat does."""
+        return len(self.claim.names) == 1 and not self.repeated
+
     def _grant(self, fences: tuple[int, ...], known: bool) -> None:
         self._granted_early = ()
         if not known:
-            # The message does not say which of several permits were joined: a heartbeat does.
             self.due = 0.0
             return
         self.fences = fences

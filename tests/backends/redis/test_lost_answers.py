@@ -24,6 +24,7 @@ from celery_relock.engine.protocol import (
 from celery_relock.engine.renewal import keepalive
 from celery_relock.errors import LockUnavailable
 from tests.support import RedisServer, leftovers, wait_for
+from tests.support.desk import Desk
 from tests.support.proxy import Proxy
 from tests.support.runs import Runs
 
@@ -270,6 +271,104 @@ def test_a_claim_that_nobody_answered_acquires_nothing_after_it_was_given_up(
     assert near.release_at_last(lease)
     assert b"ENDED" in late.deliver()
     assert far.engine.inspect("a").holds == ()
+
+
+def test_who_asks_again_after_no_answer_gets_nothing_by_a_copy_of_the_first_command(
+    proxy: Proxy, runs: Callable[..., Runs]
+) -> None:
+    near, far = runs(proxy.url, socket_timeout=2.5), runs()
+    far.release(far.held("warm-up"))
+    late = proxy.hold(of="acquire")
+    lease = near.lease("a")
+    with pytest.raises(LockUnavailable):
+        near.engine.acquire(lease)
+    assert isinstance(near.engine.acquire(lease), Held)
+    assert near.release(lease)
+    assert b"ENDED" in late.deliver()
+    assert far.engine.inspect("a").holds == ()
+
+
+def test_who_asks_again_loses_nothing_by_the_release_that_nobody_answered_at_the_end_of_its_wait(
+    proxy: Proxy, runs: Callable[..., Runs]
+) -> None:
+    near, far = runs(proxy.url, socket_timeout=2.5), runs()
+    holder = far.held("a")
+    near.ready()
+    late = proxy.hold(of="release")
+    lease = near.lease("a")
+    with pytest.raises(LockUnavailable):
+        near.engine.acquire(lease, 0.1)
+    far.release(holder)
+    assert isinstance(near.engine.acquire(lease), Held)
+    assert b"GONE" in late.deliver()
+    assert isinstance(far.engine.acquire(far.lease("a")), Conflict)
+    assert near.release(lease)
+
+
+def test_who_asks_again_does_not_take_an_old_grant_for_its_own(
+    proxy: Proxy, runs: Callable[..., Runs]
+) -> None:
+    near, far = runs(proxy.url, socket_timeout=2.5), runs()
+    holder = far.held("a")
+    near.ready()
+    late = proxy.hold(of="acquire")
+    lease = near.lease("a", lease=1.0)
+    with pytest.raises(LockUnavailable):
+        near.engine.acquire(lease, 60.0)
+    assert b"WAIT" in late.deliver()
+    far.release(holder)
+    assert [hold.execution_id for hold in far.engine.inspect("a").holds] == [
+        lease.claim.execution_id
+    ]
+    another = far.held("a", wait=30.0)  # that hold has lapsed
+    waiter = near.waiting(lease)
+    far.release(another)
+    assert waiter.entered().fences > another.fences
+    assert near.release(lease)
+
+
+def test_a_grant_of_a_command_that_was_sent_twice_is_believed_when_a_heartbeat_says_so(
+    proxy: Proxy, runs: Callable[..., Runs], redis_url: str, namespace: str
+) -> None:
+    """It may be of the first one, and have lapsed before the second came."""
+    near, far = runs(proxy.url, socket_timeout=1.5), runs()
+    near.release(near.held("warm-up"))
+    holder = far.held("a")
+    near.ready()
+    late = proxy.hold(of="acquire")
+    lease, got = near.lease("a"), list[object]()
+    waits = threading.Thread(target=lambda: got.append(near.engine.acquire(lease, 60.0)))
+    waits.start()
+    assert b"WAIT" in late.deliver()
+    far.release(holder)
+    wait_for(lambda: lease._granted_early, what="the notice of the grant")
+    desk = Desk(redis_url, namespace)
+    desk.lapse(lease.claim.execution_id)
+    desk.close()
+    another = far.held("a")
+    wait_for(lambda: lease.state is not State.ASKED, what="the answer to the second command")
+    assert lease.state is State.WAITING
+    far.release(another)
+    waits.join(30)
+    assert isinstance(got[0], Held)
+    assert got[0].fences > another.fences
+    assert near.release(lease)
+
+
+def test_who_parks_its_message_again_after_no_answer_keeps_its_place(
+    proxy: Proxy, runs: Callable[..., Runs]
+) -> None:
+    near, far = runs(proxy.url, socket_timeout=2.5), runs()
+    holder = far.held("a")
+    late = proxy.hold(of="acquire")
+    lease, request = near.lease("a"), ParkRequest("text", "home", "task")
+    with pytest.raises(LockUnavailable):
+        near.engine.park(lease, request)
+    assert b"PARKED" in late.deliver()
+    assert far.engine.park(far.lease("a"), ParkRequest("other", "home", "task2")) == Parked(1)
+    assert isinstance(near.engine.acquire(lease), Conflict)
+    assert near.engine.park(lease, request)[:1] == (0,)
+    far.release(holder)
 
 
 def test_a_release_that_arrives_late_takes_nothing_from_the_next_holder(
