@@ -5,6 +5,7 @@
 -- ARGV[2] remember: ms, life of the tombstone; 0 for none, if its message may come again
 -- Reply {WITHDRAWN}: it has left its queues
 -- Reply {GONE}: it was not parked; or its execution has begun, and only its message can come again
+-- Reply {ENDED}: it was not parked, and has ended: an earlier copy of this command did that, perhaps
 -- Keeps: a revoked or expired execution holds up nobody
 -- Uses: lib/publish, lib/module, lib/base, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/lines, lib/turns
 
@@ -14,6 +15,9 @@ local call = Base.begin(meta)
 Base.write_without_memory(call.prefix)
 
 if not Turns.withdraw(call, execution) then
+  if Base.is_over(redis.call('GET', tombstone)) then
+    return { 'ENDED' }
+  end
   return { 'GONE' }
 end
 if remember > 0 then

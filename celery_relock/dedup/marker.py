@@ -160,7 +160,10 @@ def take_away(engine: Engine, marker: Marker, there: Found) -> bool:
         # comes instead has got it.
         of = [marker.name], hold.execution_id, hold.attempt_id
         taken = Release(*of, "replaced", max(hold.remaining, engine.remember))
-        if engine.backend.release(taken).had:
+        had = engine.backend.release(taken).had
+        # Sent twice, the command cannot tell: its first copy may have been lost, and the execution
+        # have come before the second.
+        if had and hold_of(engine, marker.name, there.execution_id) is None:
             return True
 
 

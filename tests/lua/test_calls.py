@@ -105,7 +105,8 @@ def _use_every_verb(backend: RedisBackend) -> None:
     backend.inspection().survey(backend.inspection().keys_of("p"), 9, 9)
     backend.resume("home", "by", ["task"])
     backend.withdraw("r5", 9.0)  # WITHDRAWN
-    backend.withdraw("r5", 9.0)  # GONE
+    backend.withdraw("r5", 9.0)  # ENDED
+    backend.withdraw("none", 9.0)  # GONE
     backend.arrived(["r5"], 5.0)
     backend.announce(["home:queue"], "worker", 6.0)
     backend.consumed("home:queue")

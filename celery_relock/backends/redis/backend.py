@@ -204,14 +204,15 @@ class RedisBackend:
     def withdraw(self, execution_id: str, remember: float) -> bool:
         keys, args = self.keys, [execution_id, _ms(remember)]
         calls = [([keys.meta(b), keys.tombstone(execution_id, b)], args) for b in self._buckets()]
-        failed = None
-        # A command whose answer was lost can have withdrawn it.
-        outcomes, had = self._everywhere("withdraw", calls)
+        failed, had = None, False
+        outcomes, repeated = self._everywhere("withdraw", calls)
         for reply in outcomes:
             if isinstance(reply, Exception):
                 failed = reply
             else:
-                had = had or reply[0] == b"WITHDRAWN"
+                # A copy whose answer was lost can have withdrawn it, and has left the tombstone.
+                before = repeated and (not remember or reply[0] == b"ENDED")
+                had = had or before or reply[0] == b"WITHDRAWN"
         if failed is not None and not had:
             raise translate(failed) from failed
         return had

@@ -423,6 +423,49 @@ def test_a_withdrawal_whose_answer_was_lost_has_had_its_message(
     assert far.release(holder)
 
 
+def test_a_withdrawal_that_comes_when_its_execution_has_begun_has_had_nothing(
+    proxy: Proxy, runs: Callable[..., Runs]
+) -> None:
+    """Its first copy never came."""
+    near, far = runs(proxy.url, socket_timeout=1.5), runs()
+    holder, parked = far.held("a"), near.lease("a")
+    run = parked.claim.execution_id
+    assert isinstance(near.engine.park(parked, ParkRequest("text", "home", "task")), Parked)
+    late, had = proxy.hold(of="withdraw"), list[bool]()
+    withdraws = threading.Thread(
+        target=lambda: had.append(near.engine.backend.withdraw(run, 60.0)), daemon=True
+    )
+    withdraws.start()
+    assert late.arrived.wait(30)
+    far.release(holder)
+    begun = far.held("a", execution_id=run)
+    withdraws.join(30)
+    assert had == [False]
+    assert far.release(begun)
+
+
+def test_a_call_that_begins_before_the_second_command_that_replaces_it_was_not_replaced(
+    proxy: Proxy, runs: Callable[..., Runs]
+) -> None:
+    near, far = runs(proxy.url, socket_timeout=1.5), runs()
+    near.release(near.held("warm-up"))
+    call = marker.Marker("dedup\ttask\ta", marker.DONE)
+    assert marker.put(far.engine.backend.acquire, call, "e1", "task-1", 60.0) is None
+    there = marker.put(far.engine.backend.acquire, call, "e2", "task-2", 60.0)
+    assert there is not None
+    late, taken = proxy.hold(of="release"), list[bool]()
+    replaces = threading.Thread(
+        target=lambda: taken.append(marker.take_away(near.engine, call, there)), daemon=True
+    )
+    replaces.start()
+    assert late.arrived.wait(30)
+    begun = marker.lease_of(far.engine, call, "e1", "task-1", 60.0)
+    assert isinstance(far.engine.acquire(begun), Held)
+    replaces.join(30)
+    assert taken == [False]
+    assert far.release(begun)
+
+
 def test_a_forced_release_whose_answer_was_lost_is_not_sent_again(
     both: tuple[Runs, Runs], proxy: Proxy
 ) -> None:
