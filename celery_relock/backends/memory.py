@@ -1517,8 +1517,12 @@ class MemoryBackend:
             self.state.due.setdefault(("l", lock.name), place.ends)
             return place.ticket
 
-    def withdraw(self, execution_id: str, remember: float) -> bool:
+    def withdraw(self, execution_id: str, remember: float, attempt_id: str = "") -> bool:
         with self._executes(_Command) as command:
+            place = self.state.parked.get(execution_id)
+            # One that was handed out since may be the message that this attempt had.
+            if place and not place.sent and attempt_id not in ("", place.claim.attempt_id):
+                return False
             had = command.withdraw(execution_id)
             if had and remember > 0:
                 command.remember(execution_id, "*", remember)

@@ -399,7 +399,8 @@ class Reaper:
                     continue
                 if not entry.names:
                     remember = 0.0 if entry.keep == FORGET else None
-                    self._parking.withdraw(entry.execution_id, remember)
+                    attempt = "" if entry.attempt_id == KEPT else entry.attempt_id
+                    self._parking.withdraw(entry.execution_id, remember, attempt)
                     continue
                 held = self._holds(entry)
                 left_to = Successor(entry.successors, entry.keep) if entry.successors else None

@@ -92,11 +92,13 @@ class Parking:
         self.publish(back.messages)
         return back.had
 
-    def withdraw(self, execution_id: str, remember: float | None = None) -> bool:
+    def withdraw(
+        self, execution_id: str, remember: float | None = None, attempt_id: str = ""
+    ) -> bool:
         """Take an execution's message out of its queues for good, and resume whose turn comes by
-        that. False if it was not parked."""
+        that. False if it was not parked. `attempt_id`: see `Backend.withdraw`."""
         remember = self.remember if remember is None else remember
-        had = self._backend.withdraw(execution_id, remember)
+        had = self._backend.withdraw(execution_id, remember, attempt_id)
         if had:
             self.resume_here()
         return had

@@ -493,10 +493,11 @@ class Backend(Protocol):
         the turn of the place has come; 0 if the execution has begun, or ended, already. Conflict:
         another call has the marker, and there is no place."""
 
-    def withdraw(self, execution_id: str, remember: float) -> bool:
+    def withdraw(self, execution_id: str, remember: float, attempt_id: str = "") -> bool:
         """Take a parked message, or the place of a call whose message has not come, out of its
         queues for good; the execution counts as ended, unless `remember` is 0. False if there is
-        none."""
+        none. With `attempt_id` this is for that attempt alone: a message that another one has
+        parked, and that was not handed out since, stays."""
 
     def arrived(self, execution_ids: Sequence[str], seconds: float) -> None:
         """A worker has received these messages, which were parked, and has no slot for them yet:

@@ -219,6 +219,26 @@ def test_a_withdrawn_execution_whose_message_may_come_again_runs_then(two):
     assert two.fence("r2", "later")
 
 
+def test_an_attempt_withdraws_what_it_has_parked_itself_or_what_it_came_with(two):
+    """Late, perhaps: Redis could not be asked before, or its process was killed."""
+    assert two.withdraw("r2", 0, "n")
+    two.park("r2", "n")
+    two.release("r1")
+    assert two.out() == ["r2"]
+    assert two.withdraw("r2", 0, "came with it")
+
+
+def test_an_attempt_does_not_withdraw_what_a_later_one_has_parked(two):
+    two.release("r1")
+    assert two.out() == ["r2"]
+    two.withdraw("r2", 0, "came with it")
+    two.fence("r3")
+    two.park("r2", "later")  # its message was brought back
+    assert not two.withdraw("r2", 0, "came with it")
+    two.release("r3")
+    assert two.out() == ["r2"]
+
+
 def test_when_a_message_is_withdrawn_the_waiting_one_behind_it_acquires(two):
     two.listen("p")
     two.release("r1")

@@ -359,6 +359,18 @@ class TwoBackends(RuleBasedStateMachine):
         self._forget(run)
         self._look()
 
+    @rule(run=runs, by_another=st.booleans())
+    def an_attempt_withdraws_its_message(self, run: str, by_another: bool) -> None:
+        """Late, and its message may come again: what another one has parked since stays."""
+        places = [self._place(run, name) for name in NAMES]
+        place = next((each for each in places if each.get("parked")), {})
+        attempt = "another" if by_another else place.get("attempt", "n")
+        had = self._both(lambda desk: desk.withdraw(run, 0, attempt))
+        assert had == bool(place and (not by_another or place.get("sent")))
+        if had:
+            self.parked.discard(run)
+        self._look()
+
     @rule()
     def messages_are_late(self) -> None:
         for name in NAMES:

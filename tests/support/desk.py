@@ -142,8 +142,8 @@ class Desk:
         self.recheck = found.recheck
         return [message.execution_id for message in found.messages]
 
-    def withdraw(self, run: str, remember: float = 60.0) -> bool:
-        return self.backend.withdraw(run, remember)
+    def withdraw(self, run: str, remember: float = 60.0, attempt_id: str = "") -> bool:
+        return self.backend.withdraw(run, remember, attempt_id)
 
     def take_messages(self, messages: tuple[Message, ...]) -> None:
         """Messages that came from a verb which has no short name here."""

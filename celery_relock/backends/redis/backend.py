@@ -201,8 +201,8 @@ class RedisBackend:
             return found
         return int(reply[1]) if reply[0] == b"PLACED" else 0
 
-    def withdraw(self, execution_id: str, remember: float) -> bool:
-        keys, args = self.keys, [execution_id, _ms(remember)]
+    def withdraw(self, execution_id: str, remember: float, attempt_id: str = "") -> bool:
+        keys, args = self.keys, [execution_id, _ms(remember), attempt_id]
         calls = [([keys.meta(b), keys.tombstone(execution_id, b)], args) for b in self._buckets()]
         failed, had = None, False
         outcomes, repeated = self._everywhere("withdraw", calls)
