@@ -261,7 +261,10 @@ def end_dropped(task: Any, message: Any | None, dropped: Dropped) -> Any:
     """
     if message is None:
         return dropped.result
-    steps, message.chain, message.callbacks = message.chain or (), None, None
+    steps = message.chain or ()
+    for each in task.request_stack.stack:
+        if each.id == message.id:  # where nothing protects the stack, the tracer has another copy
+            each.chain = each.callbacks = None
     for step in steps:
         for each in results_of(step):
             task.backend.mark_as_done(

@@ -14,7 +14,7 @@ from celery import Celery, chain
 from celery.contrib.testing.worker import start_worker
 from celery.result import allow_join_result
 
-from celery_relock import Lock, LockedTask, locked
+from celery_relock import Lock, LockedTask, is_dropped, locked
 from celery_relock.errors import LockConfigError
 from celery_relock.testing import Relock
 from tests.support import programs, wait_for
@@ -57,6 +57,10 @@ def shop() -> Iterator[Shop]:
     @app.task(base=LockedTask, lock_key="account:{account}", lock_order="sent", shared=False)
     def ship(account: int, number: int) -> None:
         app.seen.append(number)
+
+    @app.task(base=LockedTask, lock_key="shed", lock_on_conflict="drop", shared=False)
+    def sweep() -> None:
+        app.seen.append("swept")
 
     @app.task(base=LockedTask, lock_key="report", lock_dedup="until_done", shared=False)
     def report() -> str:
@@ -152,6 +156,29 @@ def test_a_workflow_lock_lives_in_memory(
     locked(chain(step.si(1), step.si(2)), key="workflow").delay().get(timeout=30)
     wait_for(lambda: not relock.held("workflow"))
     assert shop.seen == [(1, True), (2, True)]
+
+
+@pytest.mark.parametrize("what", ["chain", "link", "canvas"])
+def test_nothing_comes_after_what_is_dropped(
+    shop: Shop, relock: Relock, task: Callable[[str], Any], what: str
+) -> None:
+    """No Celery worker protects the task here: its body sees a copy of the tracer's request."""
+    step, sweep = task("step"), task("sweep")
+    with relock.hold("shed"):
+        if what == "chain":
+            sent = chain(sweep.si(), step.si(1)).delay()
+        elif what == "link":
+            sent = sweep.apply_async(link=step.si(1))
+        else:
+            steps = chain(step.si(1), step.si(2))
+            sent = locked(steps, key="shed", on_conflict="drop").delay()
+        assert is_dropped(sent.get(timeout=30))
+        while sent.parent:
+            sent = sent.parent
+        # The first step's result is stored when what comes after it is published.
+        assert is_dropped(sent.get(timeout=30))
+    step.delay(3).get(timeout=30)
+    assert shop.seen == [(3, False)]
 
 
 def test_a_loss_interrupts_a_body_that_asks_for_it(relock_app: Shop, relock: Relock) -> None:
