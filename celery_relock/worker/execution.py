@@ -262,9 +262,11 @@ class Execution:
         engine = engine_of(self.declared.app)
         lease = self._lease(engine, names, stuck)
         self.asked = True
+        # What a workflow holds goes on to the retry as to any other message of the workflow.
+        is_kept = options.keep_on_retry and options.hold != "workflow"
         to_retry = (
             retry.LeftToRetry(task, message, engine, lease, options.gap_ttl)
-            if options.keep_on_retry and message is not None
+            if is_kept and message is not None
             else None
         )
         over = False  # whether the message is acknowledged for good

@@ -237,6 +237,20 @@ def test_a_retry_that_needs_none_of_its_names_keeps_none(worker, account):
     assert {*sent.get(timeout=20)} == {f"account:{third}", f"account:{fourth}"}
 
 
+def test_what_a_workflow_holds_is_not_narrowed_to_the_names_that_a_retry_needs(worker, account):
+    second = f"{account}-second"
+    steps = worker.module.holds_both.si(account, second), worker.module.stranger.si(second)
+    sent = celery.chain(*steps).delay()
+    wait_for(lambda: sent.parent.state == "RETRY")
+    assert lock_of(worker, f"account:{second}").locked(), "the step behind it needs it"
+    sent.get(timeout=20)
+    entries = [*_inside(worker, account, 2), *_inside(worker, second, 1)]
+    assert _who(entries) == [("holds_both", 0), ("holds_both", 1), ("stranger", 0)]
+    assert len({entry["fence"] for entry in entries}) == 1
+    assert all(entry["continuous"] for entry in entries)
+    wait_until_free(worker, f"account:{second}")
+
+
 @pytest.mark.skipif(celery.VERSION < (5, 7), reason="Celery has this option since 5.7")
 def test_the_retry_of_a_killed_child_has_the_lock_name_and_the_options_of_its_call(worker, account):
     sent = worker.module.is_killed_at_first.apply_async(

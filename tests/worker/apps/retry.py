@@ -280,6 +280,20 @@ def moves_on(self, account, second, third, fourth=""):
 
 
 @app.task(
+    base=LockedTask,
+    bind=True,
+    lock_key=["account:{account}", "account:{second}"],
+    lock_hold="workflow",
+    lock_keep_on_retry=True,
+)
+def holds_both(self, account, second):
+    """Its retry needs the first lock alone, a step behind it the second."""
+    enter(self, account)
+    if not self.request.retries:
+        raise self.retry(args=(account, account), kwargs={}, countdown=1, max_retries=1)
+
+
+@app.task(
     base=LockedTask, bind=True, lock_key=KEY, retry_on_worker_lost=True, default_retry_delay=0.1
 )
 def is_killed_at_first(self, account):
