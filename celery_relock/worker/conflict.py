@@ -18,7 +18,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
@@ -118,6 +118,8 @@ def obtain(attempt: Attempt) -> Held | None:
     wait = _patience_in_slot(attempt) if waits else 0.0
     to_warn = waits and message is not None and bool(header_of(message).ancestors)
     try:
+        if attempt.kept_fences and max(lease.claim.limits) > 1:
+            _wait_for_the_attempt_before(attempt)
         while True:
             try:
                 answer = engine.acquire(lease, 0.0 if to_warn else wait)
@@ -140,6 +142,33 @@ def obtain(attempt: Attempt) -> Held | None:
         # The task fails with this error, so it must not run later.
         end_waiting(attempt, error)
         raise
+
+
+def _wait_for_the_attempt_before(attempt: Attempt) -> None:
+    """A retry that comes early waits until the attempt before it has left its hold to it.
+
+    If a lock has one permit, that of the attempt before is in the way, and the answer names it
+    (`_decide`). Of several permits the retry would take another one, or hear of another holder.
+
+    Raises:
+        Waits: the message was sent again, to be executed later.
+    """
+    before = header_of(attempt.message).before
+    while before and _is_held_by(before, attempt):
+        pause = pause_for(attempt.message, attempt.options)
+        if pause is None:
+            return
+        if send_again(attempt.task, attempt.message, pause):
+            raise Waits("waits until the attempt before it has left its lock to it")
+        time.sleep(pause)
+
+
+def _is_held_by(executions: Sequence[str], attempt: Attempt) -> bool:
+    try:
+        names = attempt.lease.claim.names
+        return any(attempt.engine.inspect(name, executions).holds for name in names)
+    except RelockError:
+        return False  # it is asked for its lock next, and says so, too
 
 
 def _without_redis(attempt: Attempt, error: LockUnavailable) -> float | None:

@@ -169,6 +169,7 @@ class Header(NamedTuple):
         since: the sender's clock (s since the epoch) when that first happened; 0 before.
         ancestors: execution ids of the holds that its ancestors have.
         kept: lock names and fences of what the attempt before a retry left to it (see `retry`).
+        before: execution ids of the holds that the attempt before a retry leaves to it.
         workflow_locks: those that it belongs to (see `workflow.steps.WorkflowLock`).
         dedup: the name of the call's marker and when it goes (see `marker`).
         order: the line in which the call has a place, and its ticket (see `order`); 0 if another
@@ -188,6 +189,7 @@ class Header(NamedTuple):
     since: float = 0.0
     ancestors: tuple[str, ...] = ()
     kept: tuple[tuple[str, int], ...] = ()
+    before: tuple[str, ...] = ()
     workflow_locks: tuple[Mapping[str, Any], ...] = ()
     dedup: tuple[str, str] | None = None
     order: tuple[str, int] | None = None
@@ -293,7 +295,7 @@ def _named(value: Any, kind: type) -> tuple[str, Any]:
     return _is(str)(name), _is(kind)(told)
 
 
-def _ancestors_in(value: Any) -> tuple[str, ...]:
+def _ids(value: Any) -> tuple[str, ...]:
     return tuple([_id(each) for each in _is(list, tuple)(value)[:_MOST_ANCESTORS] if each])
 
 
@@ -307,8 +309,9 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "receiver": _is(str),
     "options": _is(Mapping),
     "prefix": _is(str),
-    "ancestors": _ancestors_in,
+    "ancestors": _ids,
     "kept": lambda value: tuple(_named(each, int) for each in value),
+    "before": _ids,
     "dedup": lambda value: _named(value, str),
     "order": lambda value: _named(value, int),
     "workflow_locks": lambda value: tuple(map(_is(Mapping), _is(list, tuple)(value))),

@@ -145,6 +145,7 @@ def on_publish(body: Any, header: dict[str, Any], retried: Delivery | None) -> N
     left.needed = _names_of(left.task, *body[:2])
     kept = zip(lease.claim.names, lease.fences, strict=True)
     header["kept"] = [[name, fence] for name, fence in kept if name in left.needed]
+    header["before"] = [lease.claim.execution_id]
 
 
 def _names_of(task: Any, args: Any, kwargs: Any) -> tuple[str, ...]:

@@ -411,10 +411,10 @@ def on_publish(headers: Any, body: Any, header: Any) -> None:
     named = stamped(headers.get("stamps"))
     if locks := [lock for each, lock in told.items() if each in named]:
         header["workflow_locks"] = locks
-        if not is_retry(headers, running):
-            # The call stack does not show them where the body ran in a context of its own.
-            mine = [hold.lease.claim.execution_id for hold in holds]
-            header["ancestors"] = [*dict.fromkeys((*mine, *header.get("ancestors", ())))]
+        # The call stack does not show them where the body ran in a context of its own.
+        mine = [hold.lease.claim.execution_id for hold in holds]
+        which = "before" if is_retry(headers, running) else "ancestors"
+        header[which] = [*dict.fromkeys((*mine, *header.get(which, ())))]
 
 
 def _take_over(running: Any) -> None:

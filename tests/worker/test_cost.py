@@ -57,6 +57,18 @@ def test_looking_for_duplicates_costs_four_more_script_calls(worker, locks, unti
     assert [each // 20 for each in meter.look()] == [6, 6]
 
 
+@pytest.mark.parametrize(("limit", "calls"), [(1, 4), (2, 5)])
+def test_a_retry_looks_for_its_predecessor_only_where_that_may_not_be_in_its_way(
+    worker, locks, limit, calls
+):
+    task = worker.module.app.tasks[f"keeps_one_of_{limit}"]
+    task.delay("warm").get(timeout=20)
+    meter = Meter(locks)
+    for each in [task.delay(f"{limit}-{number}") for number in range(20)]:
+        each.get(timeout=20)
+    assert [each // 20 for each in meter.look()] == [calls, calls]
+
+
 def test_a_task_without_a_lock_never_speaks_to_the_redis_of_the_locks(worker, locks):
     meter, began = Meter(locks), time.monotonic()
     for _ in range(20):

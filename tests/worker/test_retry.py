@@ -8,7 +8,8 @@ import celery
 import pytest
 from celery.exceptions import MaxRetriesExceededError
 
-from celery_relock.errors import LockConfigError
+from celery_relock import locked
+from celery_relock.errors import LockConfigError, LockConflict
 from tests.support import new_namespace, wait_for
 from tests.support.messages import Message
 from tests.support.parked import lock_of, wait_until_free
@@ -113,6 +114,51 @@ def test_a_retry_that_comes_before_its_predecessor_is_out_waits_for_it(worker, a
     wait_until_free(worker, f"account:{account}")
 
 
+@pytest.mark.parametrize("beside", ["nobody", "an older one"])
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [
+        *(("and_keeps", policy) for policy in ("wait", "raise", "drop")),
+        ("and_holds", "wait"),
+        ("as_a_step", "raise"),
+    ],
+)
+def test_a_retry_takes_no_other_permit_beside_that_of_its_predecessor(
+    worker, account, name, policy, beside
+):
+    key = f"account:{account}"
+    task = getattr(worker.module, f"lingers_{name}")
+    older = lock_of(worker, key, limit=2)
+    if beside == "an older one":
+        assert older.acquire(blocking=False)
+    if name == "as_a_step":
+        locked(task.si(account), key=key, limit=2, on_gap="raise").delay()
+    else:
+        task.apply_async((account,), lock_on_conflict=policy)
+    first, second = _inside(worker, account, 2)
+    [over] = worker.journal.events("over", account=account)
+    assert second.at >= over.at
+    assert first["fence"] == second["fence"]
+    assert first["continuous"]
+    assert second["continuous"]
+    assert f"{key}' lost" not in worker.log()
+    if older.owned():
+        older.release()
+    wait_until_free(worker, key)
+
+
+def test_a_retry_waits_for_its_predecessor_no_longer_than_it_may_wait(worker, account):
+    older = lock_of(worker, f"account:{account}", limit=2)
+    assert older.acquire(blocking=False)
+    sent = worker.module.stays_as_one_of_two.apply_async((account, 0), lock_max_wait=0.5)
+    [first] = _inside(worker, account, 1)
+    with pytest.raises(LockConflict, match="lock_max_wait"):
+        sent.get(timeout=20)
+    worker.kill(pid=first.pid)
+    older.release()
+    wait_until_free(worker, f"account:{account}")
+
+
 @pytest.mark.parametrize("name", ["and_keeps", "and_holds", "in_order"])
 def test_a_retry_that_waits_for_its_predecessor_runs_once_the_state_retry_is_stored(
     worker, account, name
@@ -182,7 +228,9 @@ def test_it_is_kept_though_the_process_that_sent_the_retry_is_killed(worker, acc
 
 
 @pytest.mark.parametrize("policy", ["wait", "block"])
-@pytest.mark.parametrize("name", ["stays_and_keeps", "stays_in_order", "stays_marked"])
+@pytest.mark.parametrize(
+    "name", ["stays_and_keeps", "stays_as_one_of_two", "stays_in_order", "stays_marked"]
+)
 def test_a_retry_that_is_here_runs_though_the_process_that_sent_it_is_killed(
     worker, account, name, policy
 ):

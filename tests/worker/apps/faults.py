@@ -85,6 +85,16 @@ def keeps_it(self, account):
     raise self.retry(countdown=1)
 
 
+def _keeps(self, account):
+    if not self.request.retries:
+        raise self.retry(countdown=0.1)
+
+
+for limit in (1, 2):
+    options = {"lock_key": KEY, "lock_keep_on_retry": True, "lock_limit": limit}
+    app.task(_keeps, name=f"keeps_one_of_{limit}", base=LockedTask, bind=True, **options)
+
+
 @app.task(base=LockedTask, lock_key=False)
 def never_locks(account):
     return account

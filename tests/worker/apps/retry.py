@@ -157,6 +157,26 @@ def lingers_refused(self, account):
     lingers(self, account)
 
 
+class OneOfTwo(LockedTask):
+    lock_key = KEY
+    lock_limit = 2
+
+
+@app.task(base=OneOfTwo, bind=True, lock_keep_on_retry=True)
+def lingers_and_keeps(self, account):
+    lingers(self, account)
+
+
+@app.task(base=OneOfTwo, bind=True, lock_hold="workflow")
+def lingers_and_holds(self, account):
+    lingers(self, account)
+
+
+@app.task(base=OneOfTwo, bind=True)
+def lingers_as_a_step(self, account):
+    lingers(self, account)
+
+
 class StoresLate(LockedTask):
     """Time passes between the end of the lock and the state RETRY."""
 
@@ -224,6 +244,11 @@ def stays_after_its_retry(self: Any, account: str, countdown: float) -> None:
 
 @app.task(base=Keeps, bind=True, lock_ttl=30)
 def stays_and_keeps(self, account, countdown):
+    stays_after_its_retry(self, account, countdown)
+
+
+@app.task(base=OneOfTwo, bind=True, lock_keep_on_retry=True)
+def stays_as_one_of_two(self, account, countdown):
     stays_after_its_retry(self, account, countdown)
 
 
