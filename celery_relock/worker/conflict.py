@@ -54,7 +54,7 @@ from ..errors import LockConfigError, LockConflict, LockDeadlock, LockUnavailabl
 from ..naming.callables import called
 from ..options import POLICIES, WAITS, LockOptions
 from .delivery import delivery_of
-from .ending import call_off, is_acknowledged, is_over, withdraw_later
+from .ending import call_off, is_acknowledged, remember_of, withdraw_later
 from .events import show
 from .message import header_of, moment, note, running_request
 from .parking import park_request, send_again
@@ -210,20 +210,21 @@ def _has_failed(task: Any, message: Any) -> bool:
 
 
 def end_waiting(attempt: Attempt, error: Exception | None) -> None:
-    """The execution ends here, or its body begins without its lock: it must not run again later.
+    """The execution ends here, or its body begins without its lock: what is parked of it must not
+    run later.
 
     Whether it is parked cannot be known while Redis cannot be reached.
     """
     if attempt.message is not None and attempt.lease.state is not State.HELD:
-        remember = None if is_over(attempt, error) else 0.0
-        withdraw_later(attempt.engine, attempt.lease.claim.execution_id, remember)
+        of = attempt.lease.claim.execution_id, remember_of(attempt, error)
+        withdraw_later(attempt.engine, *of)
 
 
 def _refuse(attempt: Attempt, answer: Conflict | Duplicate, error: Exception) -> NoReturn:
     """End an execution without its lock; one that was parked is withdrawn."""
     if isinstance(answer, Conflict) and answer.parked:
-        remember = None if is_over(attempt, error) else 0.0
-        attempt.engine.parking.withdraw(attempt.lease.claim.execution_id, remember)
+        of = attempt.lease.claim.execution_id, remember_of(attempt, error)
+        attempt.engine.parking.withdraw(*of)
     raise error
 
 

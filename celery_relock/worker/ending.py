@@ -5,6 +5,7 @@ it.
     is_requeued       whether it is put back instead
     is_autoretried    whether a retry of its error takes its place
     is_over           the first, where a retry may still be sent
+    remember_of       for how long that is remembered, also of a body that begins without its locks
     end_unexecuted    what is kept for one that has ended, or will not come, is released
     withdraw_later    the message of one that was parked
 """
@@ -112,7 +113,7 @@ def _has_retries_left(task: Any) -> bool:
     return most is None or bool(task.request.retries < most)
 
 
-def is_over(attempt: Attempt, error: Exception | None) -> bool:
+def is_over(attempt: Attempt, error: Exception) -> bool:
     """Whether the message of an execution that ends with an error is acknowledged for good. If
     Celery is about to send a retry of the error, it ends after that: a process that is killed
     before leaves a message that is to run again."""
@@ -121,6 +122,16 @@ def is_over(attempt: Attempt, error: Exception | None) -> bool:
         afterwards(lambda: call_off(attempt) if is_acknowledged(task, error) else None)
         return False
     return is_acknowledged(task, error)
+
+
+def remember_of(attempt: Attempt, error: Exception | None) -> float | None:
+    """For how many seconds to remember the end of an execution, as `end_unexecuted` takes it: one
+    that ends with an error, or without one has yet to run its body, without its locks.
+
+    A body whose message is acknowledged late may die, and then that is to run again.
+    """
+    is_last = not attempt.task.acks_late if error is None else is_over(attempt, error)
+    return None if is_last else 0.0
 
 
 def call_off(attempt: Attempt) -> None:

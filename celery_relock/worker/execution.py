@@ -276,22 +276,23 @@ class Execution:
             held = (retry.obtain_kept if kept else obtain)(attempt)
             if held is None:  # lock_on_unavailable="run"
                 end_waiting(attempt, None)
-                return run_body(partial(Hold, lease.claim.owner, shares))
-            reentrancy.push(lease)
-            if message is not None and options.hold == "workflow":
-                steps.keep_for_chain(message, engine, lease, options)
-            for name, fence, reentered in zip(names, held.fences, held.reentered, strict=True):
-                shares.append(Share(name, lease, fence, reentered))
-            unbroken = to_retry is None or retry.unbroken(message, lease)
-            is_whole = names == self.names
-            make_hold = partial(
-                Hold,
-                lease.claim.owner,
-                shares,
-                unbroken=unbroken,
-                engine=engine if is_whole else None,
-            )
-            run_body = self._watched(run_body, lease, make_hold, to_retry)
+                make_hold: MakeHold = partial(Hold, lease.claim.owner, shares)
+            else:
+                reentrancy.push(lease)
+                if message is not None and options.hold == "workflow":
+                    steps.keep_for_chain(message, engine, lease, options)
+                for name, fence, reentered in zip(names, held.fences, held.reentered, strict=True):
+                    shares.append(Share(name, lease, fence, reentered))
+                unbroken = to_retry is None or retry.unbroken(message, lease)
+                is_whole = names == self.names
+                make_hold = partial(
+                    Hold,
+                    lease.claim.owner,
+                    shares,
+                    unbroken=unbroken,
+                    engine=engine if is_whole else None,
+                )
+                run_body = self._watched(run_body, lease, make_hold, to_retry)
             try:
                 result = run_body(make_hold)
             except Exception as error:

@@ -23,7 +23,7 @@ from ..errors import RelockError
 from ..naming.names import Misfit
 from .conflict import Attempt, obtain, release
 from .delivery import Delivery, Retried, afterwards, delivery_of
-from .ending import end_unexecuted, has_retried, is_acknowledged, is_autoretried, remember_for
+from .ending import end_unexecuted, has_retried, is_acknowledged, is_autoretried, remember_of
 from .message import header_of, keep_for, prefix_here, running_request
 from .states import Aside, SentAgain
 
@@ -93,17 +93,20 @@ class LeftToRetry:
 def obtain_kept(attempt: Attempt) -> Held | None:
     """Acquire as `obtain` does. A retry that ends without its locks leaves nothing that was kept
     for it."""
-    clear = partial(clear_away, attempt.engine, attempt.message, None)
+
+    def clear_later(error: Exception | None) -> None:  # not here: Redis can be silent
+        of = attempt.engine, attempt.message, remember_of(attempt, error)
+        attempt.engine.later.add(partial(clear_away, *of))
+
     try:
         kept = [fence for _, fence in header_of(attempt.message).kept]
         held = obtain(attempt._replace(kept_fences=kept))
     except Exception as error:
         if not isinstance(error, Aside | SentAgain):
-            of = attempt.engine, attempt.message, remember_for(attempt.task, error)
-            attempt.engine.later.add(partial(clear_away, *of))  # not here: Redis can be silent
+            clear_later(error)
         raise
     if held is None:  # lock_on_unavailable="run"
-        attempt.engine.later.add(clear)
+        clear_later(None)
     return held
 
 

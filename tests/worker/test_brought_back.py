@@ -16,7 +16,7 @@ from celery import VERSION, chain
 from celery_relock import locked
 from tests.support import RedisServer, wait_for
 from tests.support.apps import LOOK_EVERY
-from tests.support.parked import lock_of, state_of, wait_until_parked
+from tests.support.parked import lock_of, state_of, wait_until_free, wait_until_parked
 from tests.support.proxy import Proxy
 
 APP = "tests.worker.apps.brought_back"
@@ -39,7 +39,7 @@ def locks(redis_binary):
     """The Redis of the locks, and the way to it, which can be shut."""
     server = RedisServer(binary=redis_binary)
     with Proxy(server.port) as proxy:
-        yield SimpleNamespace(proxy=proxy)
+        yield SimpleNamespace(proxy=proxy, server=server)
     server.stop()
 
 
@@ -62,6 +62,7 @@ class Shelf:
         self._raw = raw.replace(self.name.encode(), self._queue.encode())
         headers = json.loads(raw)["headers"]
         self.id, self._task = headers["id"], headers["task"]
+        self.execution_id = headers["relock"]["execution_id"]
 
     def bring(self, as_task=""):
         raw = self._raw
@@ -137,10 +138,11 @@ def test_it_is_discarded_if_its_process_ended_when_its_result_was_stored(
     assert len(worker.journal.events("began", account=account)) == 1
 
 
+@pytest.mark.parametrize("kind", ["locked", "ordered"])
 def test_it_runs_again_at_once_if_its_process_was_killed_before_its_autoretry_was_sent(
-    worker, account
+    worker, account, kind
 ):
-    worker.module.tasks["locked", "is killed before it has sent its retry"].delay(account)
+    worker.module.tasks[kind, "is killed before it has sent its retry"].delay(account)
     happens(worker, account, "began", 2)
 
 
@@ -268,18 +270,20 @@ def test_it_does_not_run_beside_the_retry_that_was_sent_of_its_conflict(
 
 
 @contextmanager
-def without_redis(worker, locks, shelf, account):
-    """The message was parked and has come again; then Redis is away."""
+def without_redis(worker, locks, shelf, account, was_parked=True):
+    """The message was parked, if it was, and has come again; then Redis is away."""
     name = f"account:{account}"
-    with lock_of(worker, name):
-        shelf.bring()
-        wait_until_parked(worker, name)
-    happens(worker, account, "before", 2)
+    if was_parked:
+        with lock_of(worker, name):
+            shelf.bring()
+            wait_until_parked(worker, name)
+        happens(worker, account, "before", 2)
     locks.proxy.refuse()
     try:
         worker.journal.add(f"go {account}")
+        if not was_parked:
+            shelf.bring()
         yield
-        shelf.wait_until_rejected()
     finally:
         locks.proxy.accept()
     wait_for(lambda: state_of(worker, name).waiting == 0, 30, "its place in the queue to be free")
@@ -300,11 +304,89 @@ def test_it_runs_after_its_lock_was_unavailable_though_its_process_died_then(
     happens(worker, account, "began")
 
 
+@pytest.mark.parametrize(
+    "name", ["runs without Redis and fails", "runs without Redis and fails, without a result"]
+)
 def test_it_runs_again_after_it_failed_when_it_ran_without_redis(
+    worker, locks, shelf, put, account, name
+):
+    put(name)
+    with without_redis(worker, locks, shelf, account):
+        happens(worker, account, "began")
+        shelf.wait_until_rejected()
+    shelf.bring()
+    happens(worker, account, "began", 2)
+
+
+@pytest.mark.parametrize("by", ["its own process", "a reaper"])
+def test_it_runs_again_after_its_process_was_killed_when_it_ran_without_redis(
+    worker, locks, shelf, put, account, by
+):
+    """When Redis was back, its place in the queue was removed by its own process, or by a reaper as
+    it was dead by then."""
+    put("runs without Redis and is killed")
+    with without_redis(worker, locks, shelf, account):
+        happens(worker, account, "began")
+        if by == "a reaper":
+            worker.journal.add(f"kill {account}")
+            happens(worker, account, "before", 3)
+    worker.journal.add(f"kill {account}")
+    worker.journal.add(f"go again {account}")
+    happens(worker, account, "began", 2)
+
+
+def test_a_retry_that_ran_without_what_was_kept_for_it_runs_again_if_its_process_is_killed(
+    worker, locks, account
+):
+    name = "is retried, runs without Redis and is killed"
+    worker.module.tasks["locked", name].delay(account)
+    happens(worker, account, "before", 2)
+    locks.proxy.refuse()
+    try:
+        worker.journal.add(f"go {account}")
+        happens(worker, account, "began", 2)
+    finally:
+        locks.proxy.accept()
+    wait_until_free(worker, f"account:{account}")
+    worker.journal.add(f"kill {account}")
+    happens(worker, account, "began", 3)
+
+
+@pytest.mark.parametrize("was_parked", [False, True])
+def test_it_is_discarded_after_it_ended_well_when_it_ran_without_redis(
+    worker, locks, shelf, put, account, was_parked
+):
+    result = put("runs without Redis and ends")
+    with without_redis(worker, locks, shelf, account, was_parked):
+        happens(worker, account, "began")
+        shelf.wait_until_rejected()
+    key = f"*:d:{shelf.execution_id}"
+    with locks.server.client() as client:
+        wait_for(lambda: [*client.scan_iter(match=key)], 20, "its end to be remembered")
+    shelf.bring()
+    worker.wait_for_log(rf"{result.id}\] is a late copy of an execution that has ended")
+    assert len(worker.journal.events("began", account=account)) == 1
+
+
+def test_a_copy_does_not_run_beside_it_where_it_was_acknowledged_early_and_runs_without_redis(
     worker, locks, shelf, put, account
 ):
-    result = put("runs without Redis and fails")
+    result = put("runs without Redis, acknowledged early")
     with without_redis(worker, locks, shelf, account):
-        wait_for(lambda: result.state == "FAILURE", 20)
+        happens(worker, account, "began")
     shelf.bring()
+    worker.wait_for_log(rf"{result.id}\] is a late copy of an execution that has ended")
+    worker.journal.add(f"go again {account}")
+    assert len(worker.journal.events("began", account=account)) == 1
+
+
+def test_a_retry_runs_again_if_its_process_was_killed_before_the_retry_of_its_conflict_was_sent(
+    worker, account
+):
+    name = "is killed before it has sent a retry of its conflict"
+    worker.module.tasks["locked", name].delay(account)
+    happens(worker, account, "before", 2)
+    with lock_of(worker, f"account:{account}"):  # what was kept for it has ended
+        worker.journal.add(f"go {account}")
+        happens(worker, account, "sends_again", 2)
     happens(worker, account, "began", 2)

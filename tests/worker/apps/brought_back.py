@@ -12,8 +12,9 @@ from celery.exceptions import Reject
 from kombu import Exchange, Queue
 
 from celery_relock import LockedTask
+from celery_relock.declaration import engine_of
 from celery_relock.errors import LockConflict
-from tests.support import Journal, make_app
+from tests.support import Journal, make_app, wait_for
 
 app = make_app(
     __name__,
@@ -64,6 +65,20 @@ def _waits(account: str) -> None:
     journal.wait_for(f"go {account}", 30)
 
 
+def _waits_again(account: str) -> None:
+    journal.wait_for(f"go again {account}", 30)
+
+
+def _waits_and_is_killed(account: str) -> None:
+    journal.wait_for(f"kill {account}", 30)
+    _is_killed(account)
+
+
+def _is_killed_when_all_is_made_up_for(account: str) -> None:
+    wait_for(lambda: not engine_of(app).later._calls)
+    _is_killed(account)
+
+
 ENDS = {
     "": lambda account: None,
     "fails": _fails,
@@ -73,6 +88,9 @@ ENDS = {
     "is killed": _is_killed,
     "cannot be stored": _returns_what_cannot_be_stored,
     "waits": _waits,
+    "waits again": _waits_again,
+    "waits and is killed": _waits_and_is_killed,
+    "is killed when all is made up for": _is_killed_when_all_is_made_up_for,
 }
 
 
@@ -186,6 +204,49 @@ TASKS: dict[str, dict[str, Any]] = {
         "before": ("", "waits"),
         "began": ("fails",),
         "lock_on_unavailable": "run",
+    },
+    "runs without Redis and fails, without a result": {
+        "before": ("", "waits"),
+        "began": ("fails",),
+        "lock_on_unavailable": "run",
+        "ignore_result": True,
+    },
+    "runs without Redis and ends": {
+        "before": ("", "waits"),
+        "lock_on_unavailable": "run",
+        "ignore_result": True,
+    },
+    "runs without Redis and is killed": {
+        "before": ("", "waits", "waits again"),
+        "began": ("waits and is killed",),
+        "lock_on_unavailable": "run",
+        **LOST,
+    },
+    "runs without Redis, acknowledged early": {
+        "before": ("", "waits"),
+        "began": ("waits again",),
+        "lock_on_unavailable": "run",
+        "acks_late": False,
+    },
+    "is retried, runs without Redis and is killed": {
+        "before": ("", "waits"),
+        "began": ("fails", "waits and is killed"),
+        "autoretry_for": (ConnectionError,),
+        "retry_kwargs": {"countdown": 0},
+        "lock_keep_on_retry": True,
+        "lock_on_unavailable": "run",
+        **LOST,
+    },
+    "is killed before it has sent a retry of its conflict": {
+        "before": ("", "waits"),
+        "began": ("fails",),
+        "sends_again": ("", "is killed when all is made up for"),
+        "autoretry_for": (ConnectionError, LockConflict),
+        "retry_kwargs": {"countdown": 0},
+        "lock_keep_on_retry": True,
+        "lock_gap_ttl": 1,
+        "lock_on_conflict": "raise",
+        **LOST,
     },
     "is retried when its wait is over": {
         "lock_max_wait": 1,
