@@ -216,8 +216,10 @@ def end_waiting(attempt: Attempt, error: Exception | None) -> None:
     Whether it is parked cannot be known while Redis cannot be reached.
     """
     if attempt.message is not None and attempt.lease.state is not State.HELD:
-        of = attempt.lease.claim.execution_id, remember_of(attempt, error)
-        withdraw_later(attempt.engine, *of)
+        claim, remember = attempt.lease.claim, remember_of(attempt, error)
+        # It may come again before this is done, and be parked then.
+        of = claim.attempt_id if remember == 0.0 else ""
+        withdraw_later(attempt.engine, claim.execution_id, remember, of)
 
 
 def _refuse(attempt: Attempt, answer: Conflict | Duplicate, error: Exception) -> NoReturn:

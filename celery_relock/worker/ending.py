@@ -201,10 +201,13 @@ def _end_unexecuted(
     engine.parking.release(Release(names, execution_id, KEPT, ended, remember))
 
 
-def withdraw_later(engine: Engine, execution_id: str, remember: float | None = None) -> None:
+def withdraw_later(
+    engine: Engine, execution_id: str, remember: float | None = None, attempt_id: str = ""
+) -> None:
     """Take a message out of its queues for good; not here, as Redis can be silent. `remember` as
-    for `Parking.withdraw`."""
+    for `Parking.withdraw`. `attempt_id`: of whom, if the message may come again, see `Backend`."""
     kept = kept_for(engine.backend, execution_id)
     if remember == 0.0:
-        kept = kept._replace(keep=FORGET)
-    engine.later.add(partial(engine.parking.withdraw, execution_id, remember), kept)
+        kept = kept._replace(keep=FORGET, attempt_id=attempt_id or KEPT)
+    withdraw = partial(engine.parking.withdraw, execution_id, remember, attempt_id)
+    engine.later.add(withdraw, kept)

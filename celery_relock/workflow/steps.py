@@ -345,7 +345,7 @@ def _give_up(hold: StepHold) -> None:
     engine, claim = hold.engine, hold.lease.claim
     engine.release(hold.lease)  # an answer can have been lost
     end_unexecuted(engine, claim.names, claim.execution_id, 0.0, is_left=True)
-    engine.parking.withdraw(claim.execution_id, 0.0)
+    engine.parking.withdraw(claim.execution_id, 0.0, claim.attempt_id)
 
 
 def _tell_lost(task: Any, hold: StepHold, fences: tuple[int, ...]) -> LockLost:

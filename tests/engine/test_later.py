@@ -217,3 +217,42 @@ def test_what_was_made_up_for_is_not_left_to_a_reaper(
     assert [(each.execution_id, each.names) for each in noted()] == [("execution", ("a", "b"))]
     proxy.accept()
     wait_for(lambda: noted() == [], what="an empty journal")
+
+
+def test_what_a_killed_process_was_to_withdraw_stays_if_its_message_came_again_and_was_parked(
+    redis_url: str, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    said = programs.run(
+        """
+        import logging, select, signal
+        from urllib.parse import urlsplit
+        from celery_relock.engine.crash import Reaper
+        from celery_relock.engine.protocol import Parked, ParkRequest
+        from celery_relock.worker.ending import withdraw_later
+        from tests.support.proxy import Proxy
+
+        logging.disable()
+        proxy, seen = Proxy(urlsplit(URL).port), engine()
+        holder, back = held(seen, "a", seconds=30.0), engine(proxy.url)
+        runs = "runs-without-its-lock", "fails-without-its-lock"
+        proxy.refuse()
+        child = os.fork()
+        if child == 0:
+            own = engine(proxy.url)
+            mine, other = (lease(own, "a", execution_id=run).claim for run in runs)
+            withdraw_later(own, mine.execution_id, 0.0, mine.attempt_id)  # its body may die
+            withdraw_later(own, other.execution_id)
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.waitpid(child, 0)
+        for run in runs:
+            again = lease(seen, "a", execution_id=run)
+            assert isinstance(seen.park(again, ParkRequest("text", "home", run)), Parked)
+        proxy.accept()
+        Reaper(back.backend, back.parking).look(select.poll())
+        say(seen.inspect("a").waiting, seen.backend.withdraw(runs[0], 60.0))
+        """,
+        redis_url,
+        namespace,
+    )
+    assert said == ["1 True"]
