@@ -53,6 +53,7 @@ from ..engine.protocol import (
 from ..errors import LockConfigError, LockConflict, LockDeadlock, LockUnavailable, RelockError
 from ..naming.callables import called
 from ..options import POLICIES, WAITS, LockOptions
+from . import cooldown
 from .delivery import delivery_of
 from .ending import call_off, is_acknowledged, remember_of, withdraw_later
 from .events import show
@@ -522,6 +523,8 @@ def _claim_anew(attempt: Attempt) -> None:
             with suppress(RelockError):
                 attempt.engine.parking.withdraw(again)
         raise Late("is a late copy of an execution that has ended")
+    if attempt.options.cooldown is not None:
+        cooldown.end_before(message, attempt.engine, lease.claim.names)
     lease.claim = lease.claim._replace(execution_id=again)
     lease.again(ids.new_attempt_id())
 

@@ -51,6 +51,7 @@ class Delivery:
         to_retry: fields of the header of a retry that is sent now: what goes on to it beside the
             locks (`beside`).
         left_to_retry: what goes on to it of the locks (`retry.LeftToRetry`).
+        end_cooldown: ends the cooldown of its locks; None before one has begun.
         holds: of the workflow locks (`workflow.steps.StepHold`), the outermost first.
         ended_for_good: called for a message whose execution has ended: True if it must not run
             again, whatever its stored state says. `dedup` sets it for a call that a later call may
@@ -66,6 +67,7 @@ class Delivery:
     retry: Retried | None = None
     to_retry: dict[str, list[Any]] = field(default_factory=dict)
     left_to_retry: Any = None
+    end_cooldown: Callable[[], None] | None = None
     holds: tuple[Any, ...] = ()
     ended_for_good: Callable[[], bool] | None = None
 

@@ -14,7 +14,8 @@
 `message` is Celery's request (its `Context`) if a message is behind the call. Its header is read
 once. It says, or else the task's declaration, which features the execution uses. It passes nothing
 of the others: of `workflow` if it is no step and re-enters nothing, of `dedup` without
-`lock_dedup`, of `order` without `lock_order`, of `retry` without `lock_keep_on_retry`.
+`lock_dedup`, of `order` without `lock_order`, of `retry` without `lock_keep_on_retry`, of
+`cooldown` without `lock_cooldown`.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ from ..engine.events import Work, label_of
 from ..engine.hold import Body, Hold, MakeHold, Share
 from ..engine.interrupt import Interruption
 from ..engine.lease import Lease, State
-from ..engine.protocol import COOLDOWN, Claim, Successor
+from ..engine.protocol import Claim
 from ..errors import RelockError
 from ..naming.names import Misfit, bind
 from ..order import worker as order
 from ..workflow import steps
-from . import company, retry, revocation, unlocked
+from . import company, cooldown, retry, revocation, unlocked
 from . import events as worker_events
 from .conflict import Attempt, end_waiting, obtain, release
 from .delivery import DELIVERY, finish, to_finish
@@ -292,17 +293,13 @@ class Execution:
                     unbroken=unbroken,
                     engine=engine if is_whole else None,
                 )
-                run_body = self._watched(run_body, lease, make_hold, to_retry)
+                run_body = self._watched(run_body, engine, lease, make_hold, to_retry)
             try:
                 result = run_body(make_hold)
             except Exception as error:
                 over = is_over(attempt, error)
                 raise
             over = True
-            # After a success the hold is left to nobody for so long, unless a retry has it.
-            cools = options.cooldown
-            rest = Successor(COOLDOWN + ids.new_id(), cools) if cools else None
-            lease.successor = lease.successor or rest
             return result
         except Dropped as dropped:
             return end_dropped(task, message, dropped)
@@ -348,14 +345,21 @@ class Execution:
     def _watched(
         self,
         run_body: Body,
+        engine: Engine,
         lease: Lease,
         make_hold: MakeHold,
         to_retry: retry.LeftToRetry | None,
     ) -> Body:
-        """A body that a lost lock ends, and whose retry gets the hold: what the options ask for."""
-        if self.declared.options.on_lost == "raise" and any(lease.fences):  # else none can be lost
+        """A body that a lost lock ends, whose retry gets the hold, and after which the lock cools
+        down: what the options ask for."""
+        options = self.declared.options
+        if options.on_lost == "raise" and any(lease.fences):  # else none can be lost
             run_body = _interrupted(run_body, lease, make_hold)
-        return run_body if to_retry is None else to_retry.keeping()(run_body)
+        if to_retry is not None:
+            run_body = to_retry.keeping()(run_body)
+        if options.cooldown is not None:
+            run_body = cooldown.after(run_body, self.message, engine, lease, options.cooldown)
+        return run_body
 
     def run_body(self, make_hold: MakeHold | None) -> Any:
         """Run the task's own code, which finds what `make_hold` makes as `self.lock`."""
@@ -435,8 +439,12 @@ def _over(
     if has_begun(request):
         # What Celery ends it with need not be what its body has ended with. When its process exits
         # the result may be stored already: a copy goes by that, as after a kill.
-        goes_by_result = is_exit and not tells_no_state(task, request)
-        if getattr(request, DELIVERY).over and not (is_acknowledged(task, error) or goes_by_result):
+        if is_exit and not tells_no_state(task, request):
+            return
+        delivery = getattr(request, DELIVERY)
+        if delivery.end_cooldown is not None and (error is not None or state != SUCCESS):
+            delivery.end_cooldown()  # first: what comes again may cool down then
+        if delivery.over and not is_acknowledged(task, error):
             revocation.comes_again(task.app, request, task)
         return
     # `run` was not reached (an error in `before_start`), so nothing took over what was left to it.

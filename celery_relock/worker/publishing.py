@@ -38,6 +38,8 @@ def _before(
     dedup.on_publish(headers, header, retried)
     retry.on_publish(body, header, retried)
     steps.on_publish(headers, body, header)
+    if retried is not None and retried.end_cooldown is not None:
+        retried.end_cooldown()  # before it is sent: it would be kept out
 
 
 def _after(headers: Any = None, **_: Any) -> None:

@@ -22,8 +22,8 @@ from ..engine.events import logger
 from ..errors import LockConfigError, RelockError
 from ..order import worker as order
 from ..workflow import steps
+from . import cooldown, retry
 from . import events as worker_events
-from . import retry
 from .conflict import again_of, consumes_here
 from .ending import end_unexecuted, locks_of, puts_back, remember_for, withdraw_later
 from .message import ENTER, HEADER, has_begun, header_of, is_lockable
@@ -46,14 +46,15 @@ _PARKED = (_withdraw, "the place of %s in its queue, its message will come again
 _KEPT = (retry.clear_away, "the lock kept for %s, its lease ends it")
 _LINE = (order.clear_away, "the place of %s in its order, it will be passed over")
 _MARKER = (dedup.clear_away, "the dedup marker of %s, it ends by itself")
+_COOLDOWN = (cooldown.clear_away, "the lock that cools down after %s, it does so in its time")
 _WORKFLOW = (steps.clear_away, "the hold left to %s, it ends after its gap")
 #: What is left for one that came as far as its line; as its marker, or straight to its locks; for
 #: one that has no names yet. What it has come by has ended what it has there.
 AT_ITS_LOCKS: Rooms = (_PARKED, _KEPT)
 AT_ITS_LINE: Rooms = (*AT_ITS_LOCKS, _LINE)
 OF_ITS_LOCKS: Rooms = (*AT_ITS_LINE, _MARKER)
-_ALL: Rooms = (*OF_ITS_LOCKS, _WORKFLOW)
-_BUT_PARKED: Rooms = (_KEPT, _LINE, _MARKER, _WORKFLOW)
+_ALL: Rooms = (*OF_ITS_LOCKS, _COOLDOWN, _WORKFLOW)
+_BUT_PARKED: Rooms = (_KEPT, _LINE, _MARKER, _COOLDOWN, _WORKFLOW)
 
 
 def _end_own(

@@ -44,6 +44,7 @@ HOW = {
     "locked": {"base": Locked},
     "ordered": {"base": Locked, "lock_order": "sent"},
     "marked": {"base": Locked, "lock_dedup": "until_done"},
+    "cools": {"base": Locked, "lock_cooldown": 60, "lock_on_conflict": "drop"},
     "plain": {"base": Plain},
     "step": {"base": Plain},
 }
