@@ -24,7 +24,7 @@ from ..engine.lease import Lease
 from ..engine.protocol import COOLDOWN, KEPT, Release, Successor
 from ..errors import RelockError
 from .delivery import delivery_of
-from .ending import end_unexecuted, locks_of
+from .ending import end_unexecuted, keep_only, locks_of
 from .message import header_of
 
 
@@ -42,10 +42,16 @@ def after(
 
 
 def _begin(message: Any | None, engine: Engine, lease: Lease, seconds: float) -> None:
-    """Leave the locks to nobody for so long, unless a retry was sent."""
+    """Leave the locks that were acquired, and not re-entered, to nobody for so long, unless a retry
+    was sent."""
     delivery = None if message is None else delivery_of(message)
     if delivery is not None and delivery.retry is not None:
         return
+    acquired = tuple(not each for each in lease.reentered)
+    if not any(acquired):
+        return
+    if not all(acquired):
+        keep_only(engine, lease, acquired)
     if delivery is None:
         cooldown_id = COOLDOWN + lease.claim.execution_id
     else:

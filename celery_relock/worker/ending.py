@@ -7,6 +7,7 @@ it.
     is_over           the first, where a retry may still be sent
     remember_of       for how long that is remembered, also of a body that begins without its locks
     end_unexecuted    what is kept for one that has ended, or will not come, is released
+    keep_only         of its locks it leaves some to what comes, and releases the others
     withdraw_later    the message of one that was parked
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,7 @@ from ..declaration import declaration
 from ..engine.crash import FORGET, kept_for
 from ..engine.engine import Engine
 from ..engine.events import logger
+from ..engine.lease import Lease
 from ..engine.protocol import KEPT, REMEMBER_ATTEMPT, EndedAs, Release
 from ..errors import RelockError
 from ..naming.names import Misfit
@@ -199,6 +202,16 @@ def _end_unexecuted(
         # Nor is one left to what was killed, and that can come again.
         ended, remember = "killed", REMEMBER_ATTEMPT
     engine.parking.release(Release(names, execution_id, KEPT, ended, remember))
+
+
+def keep_only(engine: Engine, lease: Lease, kept: tuple[bool, ...]) -> None:
+    """Release the locks of a lease but for those that are left to what comes."""
+    claim = lease.claim
+    rest = [name for name, is_kept in zip(claim.names, kept, strict=True) if not is_kept]
+    # Before they are released: a renewal on its way that does not find them tells no loss.
+    lease.narrow(kept)
+    with suppress(RelockError):  # their lease ends them
+        engine.parking.release(Release(rest, claim.execution_id, claim.attempt_id))
 
 
 def withdraw_later(

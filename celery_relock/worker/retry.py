@@ -9,7 +9,7 @@ the lease ends the lock.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,12 +18,19 @@ from ..declaration import declaration
 from ..engine import events
 from ..engine.engine import Engine
 from ..engine.lease import Lease
-from ..engine.protocol import Held, Release, Successor
+from ..engine.protocol import Held, Successor
 from ..errors import RelockError
 from ..naming.names import Misfit
 from .conflict import Attempt, obtain, release
 from .delivery import Delivery, Retried, afterwards, delivery_of
-from .ending import end_unexecuted, has_retried, is_acknowledged, is_autoretried, remember_of
+from .ending import (
+    end_unexecuted,
+    has_retried,
+    is_acknowledged,
+    is_autoretried,
+    keep_only,
+    remember_of,
+)
 from .message import header_of, keep_for, prefix_here, running_request
 from .states import Aside, SentAgain
 
@@ -67,17 +74,11 @@ class LeftToRetry:
 
     def leave(self, sent: Retried) -> None:
         """Leave the lease to the retry, if that needs any of it; release what it does not need."""
-        claim = self.lease.claim
-        kept = tuple(name in self.needed for name in claim.names)
+        kept = tuple(name in self.needed for name in self.lease.claim.names)
         if not any(kept):
             return
         if not all(kept):
-            rest = [name for name, is_kept in zip(claim.names, kept, strict=True) if not is_kept]
-            # Before they are released: a renewal on its way that does not find them tells no loss.
-            self.lease.narrow(kept)
-            with suppress(RelockError):  # their lease ends them
-                of = claim.execution_id, claim.attempt_id
-                self.engine.parking.release(Release(rest, *of))
+            keep_only(self.engine, self.lease, kept)
         keep = keep_for(self.margin, sent.fields.get("eta"), sent.fields.get("expires"))
         self.lease.successor = Successor(sent.execution_id, keep)
 

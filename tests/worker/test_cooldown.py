@@ -1,4 +1,4 @@
-"""`lock_cooldown` begins with a success."""
+"""`lock_cooldown` begins with a success, and where the lock was acquired."""
 
 from __future__ import annotations
 
@@ -66,3 +66,16 @@ def test_there_is_none_when_it_was_revoked_before_it_told_of_the_success(worker,
     assert cools_down(worker, account)
     sent.revoke(terminate=True, signal="SIGKILL")
     wait_until_free(worker, account)
+
+
+@pytest.mark.parametrize("name", ["descendant", "of the workflow"])
+def test_there_is_none_where_the_lock_was_re_entered(worker, account, name):
+    assert worker.module.holds.delay(account, name).get(timeout=20) is True
+    wait_until_free(worker, account)
+
+
+def test_it_begins_at_those_of_several_locks_that_were_acquired(worker, account):
+    name = "descendant with another lock"
+    assert worker.module.holds.delay(account, name).get(timeout=20) is False
+    wait_until_free(worker, account)
+    assert cools_down(worker, f"{account} too")

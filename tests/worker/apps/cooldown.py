@@ -1,4 +1,4 @@
-"""Tasks with a cooldown that do not succeed though their bodies return."""
+"""Tasks with a cooldown that do not succeed though their bodies return, or that re-enter a lock."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from celery.backends.redis import RedisBackend
 from celery.exceptions import BackendStoreError
+from celery.result import allow_join_result
 from celery.states import SUCCESS
 
 from celery_relock import LockedTask
@@ -122,3 +123,28 @@ def is_killed_and_comes_again(self, account):
 def after(result, account):
     journal.add("after", account=account)
     return result
+
+
+# -- Re-entry ------------------------------------------------------------------------------------
+
+KEYS = ["{account}", "{account} too"]
+
+
+@app.task(base=LockedTask, lock_key="{account}")
+def holds(account, child):
+    """Waits for what it has sent."""
+    with allow_join_result():
+        return app.tasks[child].delay(account).get(timeout=20)
+
+
+def reenters(self: Any, account: str) -> bool:
+    return self.lock.reentered
+
+
+def _child(name: str, **options: Any) -> None:
+    app.task(name=name, base=LockedTask, bind=True, lock_cooldown=60, **options)(reenters)
+
+
+_child("descendant", lock_key="{account}", lock_reentrant="descendants")
+_child("of the workflow", lock_key="{account}", lock_reentrant="workflow")
+_child("descendant with another lock", lock_key=KEYS, lock_reentrant="descendants")
