@@ -238,7 +238,7 @@ def test_a_retry_that_is_here_runs_though_the_process_that_sent_it_is_killed(
     sent = task.apply_async((account, 0), lock_on_conflict=policy)
     first = _inside(worker, account, 1)[0]
     received = f"{sent.id}] received"
-    wait_for(lambda: worker.log().count(received) == 2, what="its retry")
+    wait_for(lambda: worker.log().count(received) >= 2, what="its retry")
     worker.kill(pid=first.pid)
     assert _who(_inside(worker, account, 2)) == [(name, 0), (name, 1)]
 
