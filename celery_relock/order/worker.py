@@ -25,8 +25,15 @@ from ..engine.protocol import COMES_AGAIN, LINE, Claim, Successor
 from ..errors import RelockError
 from ..worker.beside import HeldBeside
 from ..worker.conflict import Attempt, obtain, release
-from ..worker.delivery import retry_of
-from ..worker.ending import end_unexecuted, is_acknowledged, is_requeued, locks_of, remember_for
+from ..worker.delivery import afterwards, retry_of
+from ..worker.ending import (
+    end_unexecuted,
+    is_acknowledged,
+    is_autoretried,
+    is_requeued,
+    locks_of,
+    remember_for,
+)
 from ..worker.events import work_for
 from ..worker.message import Header, header_of, keep_for, note
 from ..worker.states import Aside, SentAgain, Waits
@@ -135,6 +142,16 @@ class _HeldLine(HeldBeside):
             return _telling(body, in_order)(make_hold)
 
         return begin
+
+    def _stays_open(self, error: BaseException | None) -> bool:
+        """Also until a retry is sent that gets nothing: a process that is killed before leaves a
+        message that is to run again."""
+        if super()._stays_open(error):
+            return True
+        if not (self.task.acks_late and is_autoretried(self.task, error)):
+            return False
+        afterwards(partial(self._close, error))
+        return True
 
     def end(self, error: BaseException | None) -> None:
         if not self.lease.may_hold:

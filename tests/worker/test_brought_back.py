@@ -138,11 +138,25 @@ def test_it_is_discarded_if_its_process_ended_when_its_result_was_stored(
     assert len(worker.journal.events("began", account=account)) == 1
 
 
-@pytest.mark.parametrize("kind", ["locked", "ordered"])
+@pytest.mark.parametrize(
+    ("kind", "where"), [("locked", ""), ("ordered", ""), ("ordered", " to the end of its line")]
+)
 def test_it_runs_again_at_once_if_its_process_was_killed_before_its_autoretry_was_sent(
-    worker, account, kind
+    worker, account, kind, where
 ):
-    worker.module.tasks[kind, "is killed before it has sent its retry"].delay(account)
+    worker.module.tasks[kind, f"is killed before it has sent its retry{where}"].delay(account)
+    happens(worker, account, "began", 2)
+
+
+def test_it_runs_again_if_its_process_was_killed_before_its_autoretry_before_its_turn_was_sent(
+    worker, account
+):
+    worker.module.tasks["ordered", "runs until it is let go"].delay(account)
+    happens(worker, account, "began")
+    name = "is killed before it has sent a retry as its turn did not come"
+    worker.module.tasks["ordered", name].delay(account)
+    happens(worker, account, "sends_again")
+    worker.journal.add(f"go again {account}")
     happens(worker, account, "began", 2)
 
 

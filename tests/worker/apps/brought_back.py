@@ -196,6 +196,21 @@ TASKS: dict[str, dict[str, Any]] = {
         "autoretry_for": (ConnectionError,),
         **LOST,
     },
+    "is killed before it has sent its retry to the end of its line": {
+        "began": ("fails",),
+        "sends_again": ("is killed when all is made up for",),
+        "autoretry_for": (ConnectionError,),
+        "lock_order_retry": "end",
+        **LOST,
+    },
+    "is killed before it has sent a retry as its turn did not come": {
+        "sends_again": ("is killed when all is made up for",),
+        "autoretry_for": (LockConflict,),
+        "retry_kwargs": {"countdown": 0},
+        "lock_max_wait": 1,
+        **LOST,
+    },
+    "runs until it is let go": {"began": ("waits again",)},
     "is sent by no broker": {"sends": 2 * ("fails",)},
     "fails twice before it begins": {"before": 2 * ("fails",)},
     "finds no Redis": {"before": ("", "waits")},
@@ -266,4 +281,10 @@ def _task(kind: str, name: str) -> Any:
     return body
 
 
-tasks = {(kind, name): _task(kind, name) for kind in KINDS for name in TASKS}
+ORDERED = "lock_order_retry"  # an option for those alone
+tasks = {
+    (kind, name): _task(kind, name)
+    for kind in KINDS
+    for name, options in TASKS.items()
+    if kind == "ordered" or ORDERED not in options
+}
