@@ -3,6 +3,7 @@ doubled, and the task is what it was."""
 
 from __future__ import annotations
 
+import json
 import re
 from contextlib import ExitStack
 
@@ -72,16 +73,29 @@ def arrive(worker, client):
     """
 
     def arrive(canvases):
-        left = 0 if _RESTORES else client.hlen(f"{_prefix(worker)}unacked")
         sent = {account: canvas.apply_async() for account, canvas in canvases.items()}
         for account in sent:
             worker.journal.wait_for("arrived", account=account)
-        late = sum(worker.module.app.tasks[_first(c).task].acks_late for c in canvases.values())
-        unacked = f"{_prefix(worker)}unacked"
-        wait_for(lambda: client.hlen(unacked) == left + late, what="acknowledged")
+        tasks = worker.module.app.tasks
+        early = {
+            _first_result(sent[account]).id
+            for account, canvas in canvases.items()
+            if not tasks[_first(canvas).task].acks_late
+        }
+        wait_for(lambda: early.isdisjoint(_unacknowledged(worker, client)), what="acknowledged")
         return sent
 
     return arrive
+
+
+def _unacknowledged(worker, client):
+    """The tasks whose messages a worker has, and has not acknowledged."""
+    found = client.hvals(f"{_prefix(worker)}unacked")
+    return {json.loads(each)[0]["headers"]["id"] for each in found}
+
+
+def _first_result(result):
+    return result if result.parent is None else _first_result(result.parent)
 
 
 def _first(canvas):
