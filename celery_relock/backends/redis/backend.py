@@ -142,7 +142,7 @@ class RedisBackend:
         if not isinstance(answer, Duplicate):
             keys = [self.keys.meta(bucket), self.keys.tombstone(claim.execution_id, bucket)]
             with suppress(RelockError):  # then it comes once more, and is found out
-                self._run("withdraw", keys, [claim.execution_id, "0"])
+                self._run("withdraw", keys, [claim.execution_id, "0", ""])
         return answer
 
     def release(self, request: Release) -> Released:
