@@ -11,6 +11,7 @@ It is the same lock that tasks and threads acquire under that name.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import weakref
 from collections.abc import Coroutine
@@ -278,8 +279,9 @@ class Lock(NamedLock["Client"]):
         return self._grip_of(_caller())
 
     def _grip_of(self, caller: object) -> Grip | None:
-        found: Grip | None = self.local.of(caller)
-        return found
+        grip: Grip | None = self.local.of(caller)
+        # A forked child does not hold what its parent holds.
+        return None if grip is None or grip.lease.pid != os.getpid() else grip
 
 
 def _caller() -> object:

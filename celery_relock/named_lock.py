@@ -451,11 +451,11 @@ class NamedLock(Generic[Client]):
         lease = grip.lease
         if not _is_number(additional_time):
             check_length(additional_time, f"extend({additional_time!r:.80})", self.name)
-        length = additional_time if replace_ttl else lease.remaining + additional_time
+        length = additional_time if replace_ttl else lease.left + additional_time
         check_length(length, f"extend({additional_time!r}) to {length:g} s", self.name)
         if grip.borrowed:
             self._still_has(grip)
-            if not lease.renews and length > lease.remaining:
+            if not lease.renews and length > lease.left:
                 raise LockConfigError(
                     f"the lock {self.name!r} is held by an outer Lock(renew=False): extend the "
                     "outer Lock",

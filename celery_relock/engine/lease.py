@@ -416,6 +416,14 @@ class Lease:
         return max(0.0, self.deadline - time.monotonic())
 
     @property
+    def left(self) -> float:
+        """As `remaining`, without the margin by which a hold is given up before the server does."""
+        if self.state is not State.HELD or self.pid != os.getpid():
+            return 0.0
+        ends = self.renewed + min(self.claim.lease, self._believed_at_most)
+        return max(0.0, ends - time.monotonic())
+
+    @property
     def cools(self) -> float:
         """For how many seconds the lock stays taken after the release (`lock_cooldown`)."""
         to = self.successor

@@ -227,6 +227,36 @@ def test_a_forked_child_has_threads_and_an_inbox_of_its_own(redis_url: str, name
     assert said == ["7"]
 
 
+def test_a_forked_child_does_not_hold_what_its_parent_has_acquired_by_run_until_complete(
+    redis_url: str, namespace: str
+) -> None:
+    said = programs.run(
+        """
+        import asyncio
+        from celery_relock.asyncio import Lock
+        from celery_relock.named_lock import LockNotTaken
+
+        lock, loop = Lock(URL, "a", namespace=NAMESPACE), asyncio.new_event_loop()
+        assert loop.run_until_complete(lock.acquire())
+        child = os.fork()
+        if child == 0:
+            own = asyncio.new_event_loop()
+            assert not lock.lost and not lock.fence
+            assert own.run_until_complete(lock.acquire(blocking=False)) is False
+            try:
+                own.run_until_complete(lock.release())
+            except LockNotTaken:
+                os._exit(7)
+            os._exit(1)
+        say(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), lock.lost)
+        loop.run_until_complete(lock.release())
+        """,
+        redis_url,
+        namespace,
+    )
+    assert said == ["7 False"]
+
+
 def test_a_loop_goes_on_in_its_thread_when_the_main_thread_has_ended(
     redis_url: str, namespace: str
 ) -> None:

@@ -290,6 +290,20 @@ def test_the_errors_pickle_with_all_they_know(kind: type[Any]) -> None:
         assert copy.lock_name == "a"
 
 
+@pytest.mark.parametrize("renew", [False, True])
+def test_a_lease_that_is_extended_often_and_by_little_is_not_shorter(
+    lock: MakeLock, renew: bool
+) -> None:
+    one = lock(timeout=600, renew=renew)
+    one.acquire()
+    for _ in range(40):
+        before = one.remaining
+        one.extend(1)
+        assert one.remaining > before
+    assert one.remaining > 600
+    one.release()
+
+
 def test_extend_adds_to_what_is_left_or_replaces_it(lock: MakeLock) -> None:
     one = lock(timeout=10, renew=False)
     one.acquire()
@@ -300,7 +314,7 @@ def test_extend_adds_to_what_is_left_or_replaces_it(lock: MakeLock) -> None:
     assert 4 < one.remaining <= 5
     one.reacquire()
     assert 9 < server_remaining(one) <= 10
-    for nothing in (-60, 0.0004 - one.remaining):
+    for nothing in (-60, 0.0004 - server_remaining(one)):
         with pytest.raises(LockConfigError, match="s to ten years"):
             one.extend(nothing)
     with pytest.raises(LockConfigError):
