@@ -151,7 +151,7 @@ class Locks:
         name: str,
         task_id: str | None = None,
         *,
-        permits: Collection[str] | None = None,
+        permits: Collection[str | int] | None = None,
     ) -> tuple[Holder, ...]:
         """Release a lock, and its order (`lock_order`), by force. Its holders notice within a
         second: `self.lock.lost` becomes True, and `lock_on_lost` takes effect. The next waiters get
@@ -178,11 +178,12 @@ class Locks:
             raise LockConfigError(
                 "task_id is empty: give the id of a task, or None for all holders"
             )
-        released = self._release(name, task_id, permits)
+        only = None if permits is None else set(map(str, permits))
+        released = self._release(name, task_id, only)
         if name.startswith(LINE):
             return released
         known = {each.execution_id for each in released}
-        return (*released, *self._release(LINE + name, task_id, permits, known))
+        return (*released, *self._release(LINE + name, task_id, only, known))
 
     def _release(
         self,
@@ -192,8 +193,9 @@ class Locks:
         known: Collection[str] = (),
     ) -> tuple[Holder, ...]:
         """`known`: the executions that are already told of."""
-        # The task can be any of the holders, so ask for all of them.
-        key, lock = self._look.get(name, SHOWN if task_id is None else 1_000_000, 1)
+        is_all = task_id is None and permits is None
+        # Those that are meant can be any of the holders, so ask for all of them.
+        key, lock = self._look.get(name, 1 if is_all else 1_000_000, 1)
         if lock.foreign:
             raise LockConfigError(
                 f"the key of {name!r} is in use for something else; nothing was changed", name=name
@@ -201,7 +203,7 @@ class Locks:
         is_line = name.startswith(LINE)
         if not lock.held and not (is_line and lock.waiting):
             return ()
-        only = [""] if task_id is None and permits is None else _meant(lock, task_id, permits)
+        only = [""] if is_all else _meant(lock, task_id, permits)
         told = [info for each in only for info in self._look.inspection.force_release(key, each)]
         released = tuple(
             holder_of(info, lock.name) for info in told if info.execution_id not in known

@@ -997,6 +997,22 @@ def test_a_lock_with_an_index_is_released_of_all_its_holders(
     desk.close()
 
 
+def test_permits_are_released_however_many_hold_the_lock_before_them(
+    redis_url: str, namespace: str
+) -> None:
+    """By their tokens, as numbers or as text."""
+    desk, locks = Desk(redis_url, namespace), Locks(redis_url, namespace)
+    for number in range(120):
+        desk.fence(f"h{number}", limit=200)
+    tokens = [each.token for each in locks.get("a", most=200).holders]
+
+    released = locks.release("a", permits=[tokens[0], str(tokens[-1])])
+
+    assert [each.token for each in released] == [tokens[0], tokens[-1]]
+    assert locks.get("a").held == 118
+    desk.close()
+
+
 def test_after_a_server_was_emptied_the_locks_of_processes_that_go_on_are_told(
     own_redis: Any,
 ) -> None:
