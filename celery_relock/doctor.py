@@ -25,6 +25,8 @@ from .engine.events import duration
 from .engine.inspection import Inspectable, Memory, ParkedTask, Plain
 from .engine.protocol import DEBOUNCE
 from .errors import LockConfigError, LockUnavailable, RelockError
+from .naming.names import signature_of
+from .naming.template import Template
 from .options import OPTION_NAMES
 from .settings import (
     SETTINGS,
@@ -228,10 +230,16 @@ def _limits(app: Any) -> Iterator[Finding]:
     """Tasks whose names are the same and whose limits differ."""
     limits: dict[str, dict[int, str]] = {}
     for each in locked_tasks(app):
-        options, names = each.options, each.options.parts
-        many = options.limit if isinstance(options.limit, list) else [options.limit] * len(names)
-        for name, limit in zip(names, many, strict=False):
-            if isinstance(name, str) and isinstance(limit, int) and options.mode == "exclusive":
+        options = each.options
+        if callable(options.limit) or options.mode != "exclusive":
+            continue
+        # Of the task itself, in a template; an argument goes before it.
+        own = {"task", "self"} - signature_of(app.tasks[options.task]).parameters.keys()
+        for number, name in enumerate(options.parts):
+            if isinstance(name, str) and own.isdisjoint(Template(name, options.task).names):
+                limit = options.limit
+                if not isinstance(limit, int):
+                    limit = options.limit_of_parts((number,))
                 limits.setdefault(name, {}).setdefault(limit, options.task)
     for name, tasks in limits.items():
         if len(tasks) > 1:

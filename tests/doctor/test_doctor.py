@@ -675,11 +675,43 @@ def test_limits_of_one_lock_that_differ(app_with):
     assert "charge has lock_limit=1, checkout has lock_limit=2" in finding.what
 
 
+def test_limits_of_names_that_differ_by_their_task(app_with):
+    """`{task}` and `{self…}` are another text in each task, unless an argument is called so."""
+    app = app_with()
+    for name, options in {
+        "one": {"lock_key": ["{task}:{a}", "{self.queue}:{a}"]},
+        "two": {"lock_key": ["{task}:{a}", "{self.queue}:{a}"], "lock_limit": 5},
+    }.items():
+        app.task(base=LockedTask, name=name, shared=False, **options)(_body_of)
+    assert found(doctor.quick(app), "tasks") == []
+    for name, limit in (("three", 1), ("four", 5)):
+        options = {"lock_key": "{task}", "lock_limit": limit}
+        app.task(base=LockedTask, name=name, shared=False, **options)(_body_of_task)
+    what = only(doctor.quick(app), "tasks").what
+    assert "lock_key='{task}', three has lock_limit=1, four has lock_limit=5" in what
+
+
+def test_limits_that_differ_from_one_of_a_mapping(app_with):
+    app = app_with()
+    for name, options in {
+        "ask": {"lock_key": "jobs:{a}"},
+        "call": {"lock_key": "jobs"},
+        "work": {"lock_key": ["jobs", "jobs:{a}"], "lock_limit": {"jobs": 150}},
+    }.items():
+        app.task(base=LockedTask, name=name, shared=False, **options)(_body_of)
+    what = only(doctor.quick(app), "tasks").what
+    assert "lock_key='jobs', call has lock_limit=1, work has lock_limit=150" in what
+
+
 def _body():
     pass
 
 
 def _body_of(a):
+    pass
+
+
+def _body_of_task(task):
     pass
 
 
