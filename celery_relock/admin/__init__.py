@@ -304,8 +304,9 @@ class Locks:
         return named["id"] if self.why(whole).state == "unknown" else whole
 
     def stats(self) -> Stats:
-        """Count all locks. Reads every lock, as `find` does."""
-        return Stats.of(self._look.find("*"))
+        """Count all locks. Reads every lock, as `find` does, and all holders of one whose oldest
+        holder cools down."""
+        return Stats.of(self._look.find("*", past_cooldowns=True))
 
     def _tell(
         self,

@@ -163,18 +163,23 @@ class Look:
             asks.has_layout()
         return asks
 
-    def find(self, pattern: str, most: int = 1) -> Iterator[LockInfo]:
-        """The locks like a pattern, each with so many of its holders and waiters."""
+    def find(
+        self, pattern: str, most: int = 1, *, past_cooldowns: bool = False
+    ) -> Iterator[LockInfo]:
+        """The locks like a pattern, each with so many of its holders and waiters; of a lock whose
+        oldest holder cools down with all holders, if one that does not is looked for."""
         seen: set[str] = set()
         for keys in self.inspection.keys(pattern):
             new = [key for key in dict.fromkeys(keys) if key not in seen]
             seen.update(new)
             locks = self.inspection.survey(new, 1, 1) if new else []
             for key, first in zip(new, locks, strict=True):
-                lock = first
+                lock, cools = first, any(each.cooldown for each in first.holders)
                 if most > 1 < max(lock.held, lock.waiting):
                     # By a script of its own: all waiters of fifty locks keep a server busy.
                     (lock,) = self.inspection.survey([key], most, most)
+                elif past_cooldowns and cools and lock.held > 1:
+                    (lock,) = self.inspection.survey([key], lock.held, 1)
                 if not lock.idle:
                     yield lock
 

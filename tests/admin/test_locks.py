@@ -17,7 +17,7 @@ from celery import VERSION, Celery, chain, chord, group, states
 from celery.app.control import Inspect
 from celery.exceptions import TaskRevokedError
 
-from celery_relock import Lock, signals
+from celery_relock import Lock, LockedTask, signals
 from celery_relock.admin import Locks
 from celery_relock.declaration import engine_of
 from celery_relock.engine import ids
@@ -984,6 +984,30 @@ def test_a_task_is_released_by_name_without_a_look_at_all_who_wait(own_redis: An
     reads = desk.client.info("commandstats")["cmdstat_hget"]["calls"]
     assert reads < 30
     desk.close()
+
+
+def test_a_hold_behind_those_that_cool_down_is_the_oldest(redis_url: str, namespace: str) -> None:
+    app = Celery("cools", broker="memory://", set_as_current=False)
+    app.conf.update(relock_url=redis_url, relock_namespace=namespace)
+    locks, seen = Locks(app), []
+    options = {"lock_key": "api", "lock_limit": 3, "lock_cooldown": 600}
+
+    @app.task(base=LockedTask, shared=False, **options)
+    def call(last: bool) -> None:
+        if last:
+            wait_for(lambda: locks.stats().oldest_hold > 0, what="a millisecond to pass")
+            seen.append(locks.stats())
+            seen.extend(locks.find())
+
+    for last in (False, False, True):
+        call.apply((last,)).get()
+
+    stats, lock = seen
+    assert (stats.holders, stats.oldest_hold_lock) == (3, "api")
+    assert stats.oldest_hold < lock.at - lock.holders[0].since, "no cooldown is a hold"
+    assert len(lock.holders) == 1
+    assert locks.stats().oldest_hold == 0, "all cool down"
+    app.close()
 
 
 def test_a_lock_with_an_index_is_released_of_all_its_holders(
