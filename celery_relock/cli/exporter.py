@@ -34,13 +34,14 @@ def exporter(here: Here, port: int, addr: str) -> int:
         raise LockConfigError(
             f"the exporter needs an extra: pip install 'celery-relock[prometheus]' ({error})"
         ) from error
+    try:
+        server = prometheus.serve(here.locks, port, addr)
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", error)
+        raise LockConfigError(f"cannot listen on {addr}:{port}: {why}") from error
     ended = threading.Event()
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, lambda *_: ended.set())
-    try:
-        server = prometheus.serve(here.locks, port, addr)
-    except OSError as error:
-        raise LockConfigError(f"cannot listen on {addr}:{port}: {error.strerror}") from error
     # `click.echo` flushes, in a pipe too: with port 0 nothing else tells the port.
     host = f"[{addr}]" if ":" in addr else addr
     url = f"http://{host}:{server.server_port}/metrics"

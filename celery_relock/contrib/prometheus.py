@@ -171,6 +171,7 @@ def serve(locks: Any, port: int, addr: str = "0.0.0.0") -> Any:
 
     Raises:
         OSError: the port or the address cannot be used.
+        UnicodeError: the address is no host name.
     """
     registry = CollectorRegistry()
     registry.register(Gauges(locks))

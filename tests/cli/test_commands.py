@@ -223,6 +223,9 @@ def test_wrong_use_is_exit_code_2(run: Run, key: str, redis_url: str) -> None:
     for command in (("ls",), ("release", key, "--yes")):
         assert "use 1 to 60 characters" in run(*command, *here, "--namespace", "", code=2).output
     assert "not the URL of a Redis" in run("ls", "--redis", "nonsense://here", code=2).output
+    for addr in ("a..b", "192.0.2.1"):
+        listening = run("exporter", "--port", "0", "--addr", addr, code=2).output
+        assert f"cannot listen on {addr}:0: " in listening
 
 
 @pytest.fixture

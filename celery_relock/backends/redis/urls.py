@@ -253,7 +253,7 @@ def _of_sentinels(
         raise LockConfigError(
             f"{shown}: sentinel_kwargs must be a dict, not {type(login).__name__}"
         )
-    least = int(_number(given, "min_other_sentinels", 0, shown))
+    least = _number(given, "min_other_sentinels", 0, shown, int)
     finder = Finder(service, hosts, login, least, _number(given, "patience", None, shown))
     # Only a timeout reveals a silent master, and a failover can soon bring another master.
     if "socket_timeout=" not in url:
@@ -362,7 +362,7 @@ def _converted(query: Mapping[str, Any], shown: str) -> dict[str, Any]:
             read = _provider if name == "credential_provider" else _PARSERS.get(name, str)
             try:
                 found[name] = read(text)
-            except (ValueError, ImportError, AttributeError) as error:
+            except (ValueError, TypeError, ImportError, AttributeError) as error:
                 raise LockConfigError(f"{shown}: {name}={text!r} cannot be used") from error
         else:
             _refuse_misspelt(name, shown)
@@ -450,14 +450,20 @@ def _hosts(url: str) -> str:
     return re.split("[/?#]", url.partition("://")[2].rpartition("@")[2], maxsplit=1)[0]
 
 
-def _number(given: Mapping[str, Any], name: str, default: float | None, shown: str) -> Any:
+def _number(
+    given: Mapping[str, Any],
+    name: str,
+    default: float | None,
+    shown: str,
+    kind: Callable[[float], Any] = float,
+) -> Any:
     value = given.get(name)
     if value is None:
         return default
     try:
         if (number := float(value)) >= 0:
-            return number
-    except (TypeError, ValueError):
+            return kind(number)
+    except (TypeError, ValueError, OverflowError):
         pass
     raise LockConfigError(
         f"{shown}: {name}={value!r} cannot be used. patience (seconds) and min_other_sentinels "

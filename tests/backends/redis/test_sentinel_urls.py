@@ -200,6 +200,7 @@ def test_a_sentinel_that_knows_too_few_others_is_not_believed(service: Watched) 
             for tls in ({"ssl_ca_certs": "/no/such.pem"}, {"ssl_ca_data": 5})
         ),
         ("sentinel://a", {"min_other_sentinels": "two"}, "numbers"),
+        ("sentinel://a?min_other_sentinels=inf", {}, "min_other_sentinels='inf' cannot be used"),
         ("sentinel://a", {"patience": -1}, "numbers"),
         ("sentinel://a?ssl_cert_reqs=often", {}, "ssl_cert_reqs"),
     ],

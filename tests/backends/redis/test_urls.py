@@ -339,6 +339,13 @@ def test_a_credential_provider_is_named_as_in_celerys_urls(
         ("redis://:secret@h?socket_timeout=-1", "socket_timeout=-1.0 cannot be used"),
         ("redis://:secret@h?socket_timeout=nan", "socket_timeout=nan cannot be used"),
         ("redis://:secret@h?socket_connect_timeout=inf", "socket_connect_timeout=inf cannot"),
+        *(
+            (
+                f"redis://:secret@h?credential_provider={name}",
+                f"credential_provider='{name}' cannot",
+            )
+            for name in ("..", ".shop.Credentials", "Credentials", "shop.")
+        ),
         ("redis://:secret@h?ssl_cert_reqs=none", "rediss://"),
         ("rediss://:secret@h?ssl_min_version=old", "ssl_min_version='old' cannot be used"),
         ("rediss://:secret@h?ssl_cert_reqs=sometimes", "'required', 'optional' or 'none'"),
