@@ -20,6 +20,7 @@ from .engine.platform import Guard
 from .errors import LockConfigError
 from .naming.callables import by_name, read_signature
 from .naming.names import NameRule, bind, seen, signature_of
+from .naming.template import Template
 from .options import OPTION_NAMES, LockOptions
 from .settings import BackendSettings, backend_settings, enabled, name_prefix, read_by_tasks
 from .worker.parking import Outbox
@@ -90,6 +91,15 @@ class Declaration:
             return (options.limit_for(seen(arguments, self.rule.rest)),) * len(names)
         parts = self.rule.parts(arguments, self.prefix_now())
         return tuple(options.limit_of_parts(parts[name]) for name in names)
+
+    def templates_like_others(self, task: Any) -> Iterator[tuple[int, str]]:
+        """The templates of lock_key that can give the names of another task that has them, too, and
+        their numbers: those that do not read the task itself."""
+        # An argument goes before it.
+        own = {"task", "self"} - signature_of(task).parameters.keys()
+        for number, part in enumerate(self.options.parts):
+            if isinstance(part, str) and own.isdisjoint(Template(part, self.options.task).names):
+                yield number, part
 
     def prefix_now(self) -> str:
         """What stands before the lock names of a call that is made now. Raises LockConfigError."""

@@ -25,8 +25,6 @@ from .engine.events import duration
 from .engine.inspection import Inspectable, Memory, ParkedTask, Plain
 from .engine.protocol import DEBOUNCE
 from .errors import LockConfigError, LockUnavailable, RelockError
-from .naming.names import signature_of
-from .naming.template import Template
 from .options import OPTION_NAMES
 from .settings import (
     SETTINGS,
@@ -233,14 +231,11 @@ def _limits(app: Any) -> Iterator[Finding]:
         options = each.options
         if callable(options.limit) or options.mode != "exclusive":
             continue
-        # Of the task itself, in a template; an argument goes before it.
-        own = {"task", "self"} - signature_of(app.tasks[options.task]).parameters.keys()
-        for number, name in enumerate(options.parts):
-            if isinstance(name, str) and own.isdisjoint(Template(name, options.task).names):
-                limit = options.limit
-                if not isinstance(limit, int):
-                    limit = options.limit_of_parts((number,))
-                limits.setdefault(name, {}).setdefault(limit, options.task)
+        for number, name in each.templates_like_others(app.tasks[options.task]):
+            limit = options.limit
+            if not isinstance(limit, int):
+                limit = options.limit_of_parts((number,))
+            limits.setdefault(name, {}).setdefault(limit, options.task)
     for name, tasks in limits.items():
         if len(tasks) > 1:
             told = ", ".join(f"{task} has lock_limit={each}" for each, task in tasks.items())
