@@ -11,7 +11,6 @@ It is the same lock that tasks and threads acquire under that name.
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import weakref
 from collections.abc import Coroutine
@@ -276,12 +275,8 @@ class Lock(NamedLock["Client"]):
         return self._is_among(state, lease)
 
     def _own_grip(self) -> Grip | None:
-        return self._grip_of(_caller())
-
-    def _grip_of(self, caller: object) -> Grip | None:
-        grip: Grip | None = self.local.of(caller)
-        # A forked child does not hold what its parent holds.
-        return None if grip is None or grip.lease.pid != os.getpid() else grip
+        grip: Grip | None = self._grip_of(_caller())
+        return grip
 
 
 def _caller() -> object:

@@ -9,7 +9,6 @@ of redis-py's lock.
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from contextlib import AbstractContextManager, suppress
@@ -292,6 +291,5 @@ class Lock(NamedLock["Client"]):
 
     def _thread_grip(self) -> ThreadGrip | None:
         """This thread's grip, or that of all threads; any of its coroutines may have it."""
-        grip: ThreadGrip | None = self.local.of(threading.current_thread())
-        # A forked child does not hold what its parent holds.
-        return None if grip is None or grip.lease.pid != os.getpid() else grip
+        grip: ThreadGrip | None = self._grip_of(threading.current_thread())
+        return grip

@@ -4,6 +4,7 @@ lock, what is asked for, and the errors."""
 from __future__ import annotations
 
 import math
+import os
 import sys
 import threading
 import weakref
@@ -445,6 +446,12 @@ class NamedLock(Generic[Client]):
             owner = ids.full(answer.owner) if isinstance(answer, Conflict) else None
             left = answer.remaining if isinstance(answer, Conflict | Duplicate) else None
             raise LockNotAcquired(text, name=self.name, owner=owner, remaining=left)
+
+    def _grip_of(self, caller: object) -> Any:
+        """The grip of a thread or an asyncio task, None if it has none. A forked child does not
+        hold what its parent holds."""
+        grip = self.local.of(caller)
+        return None if grip is None or grip.lease.pid != os.getpid() else grip
 
     def _length(self, grip: Grip, additional_time: float, replace_ttl: bool) -> float:
         """How long the lease is to be, in seconds, according to `extend`."""

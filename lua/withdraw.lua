@@ -15,10 +15,12 @@ local execution, remember, attempt = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local call = Base.begin(meta)
 Base.write_without_memory(call.prefix)
 
--- One that was handed out since may be the message that this attempt had, which was brought back.
-local _, parked = Parked.find(call, execution)
-if attempt ~= '' and parked and parked.attempt ~= attempt and not parked.sent then
-  return { 'GONE' }
+if attempt ~= '' then
+  local _, parked = Parked.find(call, execution)
+  -- One that was handed out since may be the message that this attempt had, which was brought back.
+  if parked and parked.attempt ~= attempt and not parked.sent then
+    return { 'GONE' }
+  end
 end
 if not Turns.withdraw(call, execution) then
   if Base.is_over(redis.call('GET', tombstone)) then
