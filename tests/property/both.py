@@ -24,6 +24,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from celery_relock.engine.protocol import (
     KEPT,
     SHARED,
+    Burst,
     Conflict,
     Duplicate,
     Ended,
@@ -62,25 +63,37 @@ somebody_holds = precondition(lambda self: self.held)
 somebody_waits = precondition(lambda self: self.waiting)
 
 
-class TwoBackends(RuleBasedStateMachine):
-    """Each command goes to both.
+class Beside(RuleBasedStateMachine):
+    """Redis, and memory beside it: each command goes to both.
 
     Attributes:
         open_desk: opens the one in Redis, empty.
-        held, waiting: by execution its attempt and the locks of it, as a process was told.
-        kept: the executions that a lock is kept for.
-        marks: the commands that got one for an execution before its message was sent.
-        over: the executions that have ended, or were replaced, as far as that is remembered.
-        parked: the executions whose message is kept.
-        to_note: of these the attempts that parked them by a command that was sent twice. Their end
-            is remembered for that before the execution goes on.
-        late: commands of which a copy can come, and the execution of each.
-        doubtful: attempts with such a command; their end is remembered, as by an engine.
-        dead: by attempt the execution, of processes that died unseen: what it has, or what a copy
-            acquires for it, lasts for a lease.
+        desks: these two.
     """
 
     open_desk: Callable[[], Desk]
+    desks: tuple[Desk, Desk]
+
+    def _both(self, command: Callable[[Desk], Any]) -> Any:
+        answer, other = (command(desk) for desk in self.desks)
+        assert _facts(answer) == _facts(other)
+        return answer
+
+
+class TwoBackends(Beside):
+    """Attributes:
+    held, waiting: by execution its attempt and the locks of it, as a process was told.
+    kept: the executions that a lock is kept for.
+    marks: the commands that got one for an execution before its message was sent.
+    over: the executions that have ended, or were replaced, as far as that is remembered.
+    parked: the executions whose message is kept.
+    to_note: of these the attempts that parked them by a command that was sent twice. Their end
+        is remembered for that before the execution goes on.
+    late: commands of which a copy can come, and the execution of each.
+    doubtful: attempts with such a command; their end is remembered, as by an engine.
+    dead: by attempt the execution, of processes that died unseen: what it has, or what a copy
+        acquires for it, lasts for a lease.
+    """
 
     @initialize(
         limits=st.tuples(*[st.sampled_from([1, 1, 2])] * len(NAMES)),
@@ -509,11 +522,6 @@ class TwoBackends(RuleBasedStateMachine):
             self.late.append((run, command))
         return self._both(command)
 
-    def _both(self, command: Callable[[Desk], Any]) -> Any:
-        answer, other = (command(desk) for desk in self.desks)
-        assert _facts(answer) == _facts(other)
-        return answer
-
     def _look(self) -> None:
         """Both have sent and kept the same, and what a process was told is so."""
         sent, others = (sorted(desk.out()) for desk in self.desks)
@@ -581,4 +589,4 @@ def _facts(answer: Any) -> Any:
         return kind, answer.name, answer.parked, answer.waiting
     if isinstance(answer, Full):
         return kind, answer.name
-    return answer if isinstance(answer, bool | list) else kind
+    return answer if isinstance(answer, bool | int | list | Burst) else kind

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
 
 from celery_relock.engine.protocol import (
     DEBOUNCE,
@@ -22,13 +22,13 @@ from celery_relock.engine.protocol import (
     REMEMBER_ATTEMPT,
     Burst,
     Debounce,
-    Full,
     Message,
     Parked,
     ParkRequest,
     Release,
 )
 from tests.property import snapshot
+from tests.property.both import Beside
 from tests.support.desk import Desk
 from tests.support.memory_desk import MemoryDesk
 
@@ -56,18 +56,13 @@ class Known:
     is_out: bool = False
 
 
-class BurstMachine(RuleBasedStateMachine):
-    """Each command goes to both.
-
-    Attributes:
-        open_desk: opens the one in Redis, empty.
-        callers: have asked for the burst of their name, and have no answer of their own yet.
-        bursts: by id, in the order in which they began.
-        on_its_way: messages that were handed out, whose publisher has not said what became of them.
-        late: commands of which a copy can come.
+class BurstMachine(Beside):
+    """Attributes:
+    callers: have asked for the burst of their name, and have no answer of their own yet.
+    bursts: by id, in the order in which they began.
+    on_its_way: messages that were handed out, whose publisher has not said what became of them.
+    late: commands of which a copy can come.
     """
-
-    open_desk: Callable[[], Desk]
 
     @initialize()
     def begin(self) -> None:
@@ -242,11 +237,6 @@ class BurstMachine(RuleBasedStateMachine):
             self.late.append(command)
         return self._both(command)
 
-    def _both(self, command: Callable[[Desk], Any]) -> Any:
-        answer, other = (command(desk) for desk in self.desks)
-        assert _facts(answer) == _facts(other)
-        return answer
-
     def _look(self) -> None:
         """Both keep the same."""
         locks, in_memory = (snapshot.read(desk, NAMES) for desk in self.desks)
@@ -268,12 +258,3 @@ def _shown(lock: Any) -> tuple[Any, ...]:
         [(run, facts["attempt"]) for run, facts in lock.queue.items()],
         lock.messages,
     )
-
-
-def _facts(answer: Any) -> Any:
-    """What does not depend on the clock."""
-    if isinstance(answer, Full):
-        return "Full", answer.name
-    if isinstance(answer, Parked):
-        return "Parked"
-    return answer
