@@ -26,6 +26,7 @@ from celery_relock.engine.protocol import (
     SHARED,
     Burst,
     Conflict,
+    Deadlocked,
     Duplicate,
     Ended,
     Full,
@@ -382,6 +383,9 @@ class TwoBackends(Beside):
         assert had == bool(place and (not by_another or place.get("sent")))
         if had:
             self.parked.discard(run)
+        if had and run in self.to_note:
+            of, _ = self.to_note.pop(run)
+            self.dead[of] = run  # its end is not remembered by that
         self._look()
 
     @rule()
@@ -589,4 +593,6 @@ def _facts(answer: Any) -> Any:
         return kind, answer.name, answer.parked, answer.waiting
     if isinstance(answer, Full):
         return kind, answer.name
+    if isinstance(answer, Deadlocked):
+        return kind, answer.path
     return answer if isinstance(answer, bool | int | list | Burst) else kind
