@@ -33,9 +33,9 @@ class Why(Plain):
             run again; "dropped"; "ended"; "lost", it was parked or had begun, and nothing is known
             of it any more; "unknown".
         sentence: the whole answer, for people.
-        lock: the name of the lock that it holds or waits for; "" for none.
-        ahead: how many executions are ahead of it in the queue.
-        holders: who holds the lock.
+        lock: the name of the lock that it holds or waits for, of several one; "" for none.
+        ahead: how many executions are ahead of it in the queue of that lock.
+        holders: who holds that lock.
     """
 
     task_id: str

@@ -67,7 +67,7 @@ class Question:
         stored = _stored(self.app, self.task_id)
         if (told := _result(self.task_id, stored)) is not None:
             if told.state == "retry" and found is not None:
-                place = f"{_for(found.waiter.names)}, {_ahead(found.waiter.position - 1)}"
+                place = f"{_for(found.waiter.names)}, {_ahead(found.waiter, found.name)}"
                 told = replace(told, sentence=f"{told.sentence}; it has its place {place}")
             return told  # it waits for its retry, or has ended while the workers were asked
         if (lost := _lost(self.task_id, stored, answered)) is not None:
@@ -113,7 +113,7 @@ class Question:
         else:
             sentence = (
                 f"{work} is parked: it has waited {waits} {_for(waiter.names)}, "
-                f"{_ahead(ahead)}; {self._in_the_way(waiter, lock)}"
+                f"{_ahead(waiter, found.name)}; {self._in_the_way(waiter, lock)}"
             )
         sentence += unread
         return Why(self.task_id, waiter.state, sentence, found.name, ahead, lock.holders)
@@ -247,34 +247,36 @@ class Question:
         if waiter.state == "awaited":
             took = duration(lock.at - waiter.due)
             sentence = (
-                f"{waiter} took its place {_for(waiter.names)} {took} ago, {_ahead(ahead)}: its "
-                "message has not come to a worker"
+                f"{waiter} took its place {_for(waiter.names)} {took} ago, "
+                f"{_ahead(waiter, lock.name)}: its message has not come to a worker"
             )
             return Why(self.task_id, waiter.state, sentence, lock.name, ahead, lock.holders)
         sentence = (
             f"{waiter} has waited {waits} {_for(waiter.names)} in process {waiter.pid} of "
-            f"{waiter.host}, {_ahead(ahead)}; {self._in_the_way(waiter, lock)}"
+            f"{waiter.host}, {_ahead(waiter, lock.name)}; {self._in_the_way(waiter, lock)}"
         )
         return Why(self.task_id, "waits", sentence, lock.name, ahead, lock.holders)
 
     def _in_the_way(self, waiter: Waiter, lock: LockInfo) -> str:
         """Who holds what an execution waits for: this lock, and the others that it needs."""
         if len(waiter.names) == 1:
-            if not lock.holders:
-                return self._first(waiter, lock) or "nobody holds it at this moment"
-            shares = lock.holders[0].shared and waiter.shared
-            return _held_by(lock, "it") + (OUTRANKED if shares else "")
+            told = self._at(lock, "it", waiter) or "nobody holds it at this moment"
+            shares = waiter.shared and any(each.shared for each in lock.holders)
+            return told + (OUTRANKED if shares else "")
         locks = [each for _, each in self.look.get_all(waiter.names, 1, 1)]
-        held = [_held_by(each, repr(each.name)) for each in locks if each.holders]
-        return "; ".join(held) or "nobody holds them at this moment"
+        every = [self._at(each, repr(each.name), waiter) for each in locks]
+        return "; ".join(filter(None, every)) or "nobody holds them at this moment"
 
-    def _first(self, waiter: Waiter, lock: LockInfo) -> str:
-        """Who is first, where nobody runs, and what with that one; "" if it is this execution."""
+    def _at(self, lock: LockInfo, what: str, waiter: Waiter) -> str:
+        """Who holds a lock; else who is first there, and what with that one; "" if that is this
+        execution."""
+        if lock.holders:
+            return _held_by(lock, what)
         first = lock.waiters[0] if lock.waiters else waiter
-        if first.position >= waiter.position:
+        if first.execution_id == waiter.execution_id:
             return ""
         if first.state != "awaited":
-            return f"nobody holds it at this moment, and it is the turn of {first}" + (
+            return f"nobody holds {what} at this moment, and it is the turn of {first}" + (
                 ", whose message is on its way to a worker" if first.state == "resumed" else ""
             )
         found = self.look.parked(first.task_id)
@@ -299,8 +301,11 @@ def _locks(names: Sequence[str]) -> str:
     return f"lock{'s' * (len(names) > 1)} {' and '.join(map(repr, names))}"
 
 
-def _ahead(number: int) -> str:
-    return f"with {number} ahead of it" if number else "first in its queue"
+def _ahead(waiter: Waiter, name: str) -> str:
+    """`name`: the lock in whose queue it has its position."""
+    number, several = waiter.position - 1, len(waiter.names) > 1
+    queue = f" in the queue of {name!r}" if several else ""
+    return f"with {number} ahead of it{queue}" if number else f"first{queue or ' in its queue'}"
 
 
 def _has(holder: Holder, what: str, lock: LockInfo) -> str:

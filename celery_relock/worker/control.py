@@ -74,12 +74,13 @@ def _where(ask: Inspection, task_id: str) -> tuple[str, dict[str, Any]] | None:
     """Where a task is, as Celery tells it of a request; None if it is not parked.
 
     The state is "parked", or "resumed" on the way to a worker. The rest says which lock the task
-    waits for, who holds that lock, and how many are ahead.
+    waits for, and how many are ahead there: of several the first; and who holds any of them.
     """
     found = ask.parked(short(task_id))
     if found is None or not found.text:
         return None
-    locks = ask.survey(ask.keys_of(found.name), _MOST, 0)
+    keys = [key for name in found.waiter.names for key in ask.keys_of(name)]
+    locks = ask.survey(keys, _MOST, 0)
     return found.waiter.state, {
         "id": task_id,
         "lock": found.name,

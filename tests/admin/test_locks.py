@@ -284,9 +284,40 @@ def test_why_tells_of_each_lock_that_a_task_waits_for(
 ) -> None:
     parked = held.park(worker.module.both)
     why = locks.why(parked)
-    assert f"for the locks 'a {key}' and '{key}', first in its queue; " in why.sentence
+    assert f"for the locks 'a {key}' and '{key}', first in the queue of 'a {key}'; " in why.sentence
     assert f"hold[{held.id}] has held '{key}' for " in why.sentence
     assert f"'a {key}' for" not in why.sentence
+
+
+def test_why_names_who_is_first_at_a_lock_that_nobody_holds_of_several(
+    worker: Worker, locks: Locks, key: str, held: Any
+) -> None:
+    pair, free = worker.module.pair, f"{key} free"
+    first = pair.delay(key, free)
+    wait_for(lambda: locks.get(free).parked == 1, what="the first to be parked")
+    behind = pair.delay(f"{key} alone", free)
+    wait_for(lambda: locks.get(free).parked == 2, what="the other to be parked")
+    ahead, waits = locks.why(first.id).sentence, locks.why(behind.id).sentence
+    held.go()
+    for each in (first, behind):
+        each.get(timeout=20)
+
+    assert f"first in the queue of '{key}'; " in ahead
+    assert f"hold[{held.id}] has held '{key}' for " in ahead
+    assert f"'{free}' at this moment" not in ahead
+    assert waits.endswith(
+        f"for the locks '{key} alone' and '{free}', first in the queue of '{key} alone'; "
+        f"nobody holds '{free}' at this moment, and it is the turn of {pair.name}[{first.id}]"
+    )
+
+
+def test_query_task_tells_who_holds_any_of_the_locks_that_a_parked_task_waits_for(
+    worker: Worker, held: Any
+) -> None:
+    parked = held.park(worker.module.both)
+    (told,) = worker.module.app.control.inspect(timeout=5.0).query_task(parked).values()
+    (holder,) = told[parked][1]["holders"]
+    assert holder.startswith(f"{worker.module.hold.name}[{held.id}] ")
 
 
 def test_who_waits_for_a_lock_that_is_kept_is_told_that_no_process_holds_it(

@@ -37,6 +37,11 @@ def both(key):
     journal.add(f"took {key}")
 
 
+@app.task(base=LockedTask, lock_key=[KEY, "{other}"])
+def pair(key, other):
+    journal.add(f"took {key}")
+
+
 @app.task(base=LockedTask, lock_key=KEY, lock_cooldown=600)
 def cools(key):
     return key
