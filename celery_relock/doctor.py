@@ -360,9 +360,20 @@ def _unreachable(error: RelockError) -> Finding:
     return Finding("redis", ERROR, str(error), why, do)
 
 
-# Permissions without which waiters are not notified; and those that only the doctor needs.
+# Permissions without which waiters are not notified; and those that no lock needs, with what does.
 _NOTIFIES = ("+publish", "+subscribe", "+spublish", "+ssubscribe")
-_CURIOUS = ("+info", "+config|get", "+scan", "+dbsize", "+memory|usage")
+_SETTINGS_OF_SERVERS = (
+    "the doctor does not see how the server is set up, and a worker does not warn of one that can "
+    "lose parked tasks"
+)
+_CURIOUS = {
+    "+info": _SETTINGS_OF_SERVERS,
+    "+config|get": _SETTINGS_OF_SERVERS,
+    "+scan": "what looks at all locks fails: `relock ls`, `stats`, `watch`, `exporter`",
+    "+hscan": "a stamp that is revoked does not reach parked tasks",
+    "+dbsize": "the doctor sees neither keys nor other namespaces",
+    "+memory|usage": "the doctor does not see how large the keys are",
+}
 
 
 def _permissions(refused: list[str]) -> Iterator[Finding]:
@@ -371,10 +382,7 @@ def _permissions(refused: list[str]) -> Iterator[Finding]:
         or_so = ", or the server has no such command" if what.startswith("+") else ""
         if what in _CURIOUS:
             severity = NOTICE
-            why = (
-                "Locks do not need this permission. But `relock doctor`, `ls` and `stats` see less "
-                "without it, and a worker does not warn of a server that can lose parked tasks."
-            )
+            why = f"Locks do not need this permission. But without it {_CURIOUS[what]}."
             more = "; where the server has renamed the command, nothing."
         elif what == "+ping":
             severity, more = WARNING, ""

@@ -226,6 +226,27 @@ def test_what_a_user_may_not_do_by_how_much_it_hurts():
     }
 
 
+def test_who_cannot_look_for_revoked_stamps_is_told(server):
+    server.client().execute_command(
+        *("ACL", "SETUSER", "unstamped", "on", ">x", "~*", "&*", "+@all", "-hscan")
+    )
+    finding = only(
+        doctor.examine(place=server.url.replace("://", "://unstamped:x@")), "permissions"
+    )
+    assert (finding.severity, finding.what.split()[4]) == ("notice", "+hscan,")
+    assert "stamp" in finding.why
+
+
+def test_of_a_permission_that_no_lock_needs_it_is_said_what_fails_without_it():
+    said = {
+        finding.what.split()[4].strip(","): finding.why
+        for finding in doctor._permissions(["+info", "+config|get", "+scan", "+dbsize"])
+    }
+    assert "what looks at all locks fails: `relock ls`, " in said["+scan"]
+    assert not [what for what, why in said.items() if "`relock ls`" in why and what != "+scan"]
+    assert [what for what, why in said.items() if "worker" in why] == ["+info", "+config|get"]
+
+
 def test_a_server_that_hides_commands_is_no_server_on_which_locks_do_not_work(redis_binary):
     hides = [word for name in ("CONFIG", "SCAN") for word in ("--rename-command", name, "")]
     server = RedisServer(*hides, binary=redis_binary)

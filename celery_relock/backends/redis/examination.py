@@ -185,6 +185,7 @@ class Examination(NamedTuple):
             ("INFO", "server"),
             ("CONFIG", "GET", "save"),
             ("SCAN", "0", "COUNT", "1"),
+            ("HSCAN", key, "0"),
             ("DBSIZE",),
             ("MEMORY", "USAGE", key),
         ]
