@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -15,8 +16,8 @@ from ..admin.names import plain
 from .base import AT_LEAST_0, FOUND, SECONDS, Here, command, echo_json
 from .commands import rows_of
 
-# Locks to show: a screen has no room for more.
-_SHOWN = 40
+# Locks to show at most; and the lines beside them, for which a terminal needs room, too.
+_SHOWN, _OTHERS = 40, 5
 
 
 @command
@@ -60,8 +61,11 @@ def _screen(locks: list[LockInfo]) -> list[str]:
         f"{now}  locks: {told.held} held; executions: {told.waiting} waiting, {told.parked} of "
         "them parked"
     )
-    rows = rows_of(locks[:_SHOWN]) if locks else []
-    more = [f"… and {len(locks) - _SHOWN} more"] if len(locks) > _SHOWN else []
+    shown = _SHOWN
+    if sys.stdout.isatty():
+        shown = max(1, min(_SHOWN, shutil.get_terminal_size().lines - _OTHERS))
+    rows = rows_of(locks[:shown]) if locks else []
+    more = [f"… and {len(locks) - shown} more"] if len(locks) > shown else []
     return [plain(head), "", *rows, *more]
 
 

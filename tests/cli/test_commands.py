@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -694,6 +694,31 @@ def test_watch_says_in_its_document_that_there_are_more(
             held.enter_context(Lock(redis_url, f"n{number}", namespace=namespace))
         found = document(run(*watch))
         assert (len(found["locks"]), found["cut"]) == (40, True)
+
+
+@pytest.mark.timeout(60)
+def test_watch_says_on_a_small_terminal_how_many_more_there_are(
+    redis_url: str, namespace: str
+) -> None:
+    command = [sys.executable, "-m", "celery", "relock", "watch", "--count", "1"]
+    command += ["--redis", redis_url, "--namespace", namespace]
+    environment = {**os.environ, "COLUMNS": "80", "LINES": "12", "TERM": "xterm"}
+    master, slave = pty.openpty()
+    with ExitStack() as held:
+        for number in range(20):
+            held.enter_context(Lock(redis_url, f"n{number:02}", namespace=namespace))
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=slave, stderr=slave, close_fds=True
+        )
+        os.close(slave)
+        text = b""
+        with suppress(OSError):  # it has ended
+            while said := os.read(master, 65536):
+                text += said
+        os.close(master)
+        assert process.wait(20) == 0
+    assert "n06" in text.decode()
+    assert "… and 13 more" in text.decode()
 
 
 def test_what_a_terminal_would_obey_is_written_out(
