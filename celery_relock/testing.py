@@ -48,13 +48,13 @@ class Relock:
 
     def held(self, name: str) -> bool:
         """Whether anybody holds a lock."""
-        return bool(self._engine.inspect(name).holds)
+        return bool(self._engine.inspect(_text(name, "held")).holds)
 
     def waiting(self, name: str) -> int:
         """How many executions wait for a lock, in a process or parked. A call that has its place in
         an order (`lock_order`) counts when a worker has received it."""
         backend: Any = self._engine.backend
-        return int(backend.waiting(name))
+        return int(backend.waiting(_text(name, "waiting")))
 
     @contextmanager
     def hold(self, name: str, permits: int = 1) -> Iterator[int]:
@@ -86,7 +86,7 @@ class Relock:
         Raises:
             LookupError: nobody holds the lock.
         """
-        holds = self._engine.backend.inspect(name, most=sys.maxsize).holds
+        holds = self._engine.backend.inspect(_text(name, "expire"), most=sys.maxsize).holds
         if not holds:
             raise LookupError(f"nobody holds the lock {name!r}")
         # In another thread, as in production: the loss can interrupt this very call.
@@ -131,12 +131,10 @@ class Relock:
         from .engine.events import describe_conflict, label_of
         from .engine.lease import Lease, State
         from .engine.protocol import Claim, Held
-        from .errors import LockConfigError, LockConflict
+        from .errors import LockConflict
         from .naming.template import check_name
 
-        if not isinstance(name, str):
-            raise LockConfigError(f"hold({name!r:.80}) cannot be used. Use a lock name, as text.")
-        check_name(name, "hold")
+        check_name(_text(name, "hold"), "hold")
         me, attempt_id = ids.new_id(), ids.new_attempt_id()
         claim = Claim(me, attempt_id, me, (name,), (limit,), 30.0, label_of("relock.hold"))
         lease = self._engine.lease(claim)
@@ -154,6 +152,15 @@ class Relock:
         finally:
             reentrancy.pop(on_the_stack)
             self._engine.release(lease)
+
+
+def _text(name: object, asked: str) -> str:
+    """A lock name. What is none, such as a task, would be a lock that nobody holds."""
+    from .errors import LockConfigError
+
+    if isinstance(name, str):
+        return name
+    raise LockConfigError(f"{asked}({name!r:.80}) cannot be used. Use a lock name, as text.")
 
 
 @pytest.fixture

@@ -102,6 +102,16 @@ def test_of_a_lock_with_several_permits_the_test_holds_as_many_as_it_likes(
         charge(42)
 
 
+@pytest.mark.parametrize("asked", ["held", "waiting", "expire", "hold"])
+def test_what_is_no_lock_name_is_not_taken_for_a_lock_that_nobody_holds(
+    eager: Celery, relock: Relock, asked: str
+) -> None:
+    for given in (_charge(eager), 42):
+        said = pytest.raises(LockConfigError, match=rf"^{asked}\(.* Use a lock name, as text")
+        with said, getattr(relock, asked)(given):
+            pass
+
+
 @pytest.mark.parametrize("permits", [0, 1.5, True, None])
 def test_a_number_of_permits_that_is_none_is_told(relock: Relock, permits: Any) -> None:
     with (
