@@ -572,7 +572,15 @@ def _compared(
             else "Nothing, if it belongs to another program.",
         )
         return
-    if engine is not None and told.get("backend") and told["backend"] != engine.backend.id:
+    if told.get("backend") == engines.engine_without_locks().backend.id:
+        yield Finding(
+            "workers",
+            ERROR,
+            f"the worker {name} has relock_enabled=False",
+            "Its tasks run without their locks, beside those of other workers.",
+            "Remove the setting there, and restart the worker.",
+        )
+    elif engine is not None and told.get("backend") not in (None, engine.backend.id):
         yield Finding(
             "workers",
             WARNING,

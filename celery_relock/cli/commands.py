@@ -33,7 +33,8 @@ _MANY = 1000
 def ls(here: Here, pattern: str, limit: int, dedup: bool) -> int:
     """List the locks that are held or waited for.
 
-    PATTERN matches lock names, as in Redis: `account:*`, `?`, `[a-z]`. Quote it.
+    PATTERN matches lock names, as in Redis: `account:*`, `?`, `[a-z]`. Quote it. A marker's name
+    has its task before its lock: `*account:42`.
     """
     found = here.find(pattern, markers=dedup)
     locks = sorted(islice(found, limit or None), key=lambda lock: lock.name)
@@ -91,7 +92,8 @@ def release(here: Here, name: str, task_id: str | None, yes: bool) -> int:
             raise click.UsageError("give --yes: there is no terminal to ask at")
         locks = here.locks.with_order(name, 10)
         click.echo("\n".join(_shown_all(locks)))
-        if all(each.idle for each in locks) or not click.confirm("Release it by force?"):
+        is_nothing = all(each.idle or each.foreign for each in locks)
+        if is_nothing or not click.confirm("Release it by force?"):
             return NOT_FOUND
         permits = permits_in(locks)
     released = here.locks.release(name, task_id, permits=permits)

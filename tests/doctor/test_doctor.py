@@ -487,6 +487,22 @@ def test_a_worker_that_runs_a_locked_task_without_the_library(worker, module_wor
     assert old.stop() == 0
 
 
+def test_a_worker_whose_locks_are_switched_off(worker, module_worker):
+    off = module_worker(
+        APP,
+        namespace=worker.namespace,
+        concurrency=1,
+        arguments=("-n", "off@host"),
+        env={"TEST_WITHOUT_LOCKS": "1"},
+    )
+    app = worker.module.app
+    wait_for(lambda: found(of_workers(app), "workers"), what="both workers to answer")
+    finding = only(of_workers(app), "workers")
+    assert finding.severity == "error"
+    assert finding.what == "the worker off@host has relock_enabled=False"
+    assert off.stop() == 0
+
+
 def declared_anew(worker, name, body=None, **options):
     """The worker's app, where one task is declared in another way."""
     app = _import_afresh(APP, worker.settings).app

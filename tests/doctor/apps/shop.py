@@ -8,7 +8,8 @@ from celery_relock import LockedTask
 from tests.support import make_app
 
 # Another deploy of the same code names its locks otherwise.
-app = make_app("shop", task_routes={"report": "reports"})
+is_on = "TEST_WITHOUT_LOCKS" not in os.environ
+app = make_app("shop", task_routes={"report": "reports"}, relock_enabled=is_on)
 
 
 @app.task(base=LockedTask, name="charge", lock_key=os.environ.get("TEST_KEY", "account:{account}"))
