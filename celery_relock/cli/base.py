@@ -169,7 +169,9 @@ def command(function: Callable[..., int]) -> click.Command:
             metavar="URL",
             help="The Redis of the locks, instead of an app.",
         ),
-        click.Option(["--namespace"], help="With --redis: the namespace. Default: the app's, or relock."),
+        click.Option(
+            ["--namespace"], help="With --redis: the namespace. Default: the app's, or relock."
+        ),
     ]
     for each in made.params:
         if isinstance(each, click.Option):

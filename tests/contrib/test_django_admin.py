@@ -22,7 +22,7 @@ from celery import states
 from celery_relock import Lock
 from celery_relock.admin import Locks
 from celery_relock.declaration import engine_of
-from celery_relock.engine.protocol import Claim, Release
+from celery_relock.engine.protocol import SHARED, Claim, Release
 from celery_relock.errors import LockLost
 from tests.support import Worker, wait_for
 from tests.support.worker import ROOT, environment_of
@@ -162,8 +162,23 @@ def test_the_list_tells_a_holder_that_has_ended_from_one_that_works(
 
     assert "<td>tests.admin.apps.desk.cools (cools down)</td>" in viewer.text
     assert "<td>tests.admin.apps.desk.again (kept)</td>" in viewer.text
+    viewer.get(f"{LOCKS}of%20a%20retry/change/")
+    assert "<td>kept for the next step, or the retry</td>" in viewer.text
     for name in ("cold", "of a retry"):
         locks.release(name)
+
+
+def test_the_page_of_a_lock_tells_who_waits_to_share_it(worker: Worker, site: Site) -> None:
+    backend = engine_of(worker.module.app).backend
+    for run_id, limit in (("alone", 1), ("beside", SHARED)):
+        backend.acquire(Claim(run_id, "n", run_id, ("pair",), (limit,), 30.0), 30.0)
+
+    viewer = Browser(site.port, "viewer")
+    viewer.get(f"{LOCKS}pair/change/")
+
+    assert "<td>waiting, shared</td>" in viewer.text
+    for run_id in ("beside", "alone"):
+        backend.release(Release(("pair",), run_id, "n"))
 
 
 @pytest.mark.parametrize(
