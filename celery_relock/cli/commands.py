@@ -60,7 +60,7 @@ def show(here: Here, name: str, limit: int) -> int:
     locks = here.locks.with_order(here.meant(name), limit or MOST)
     lock, line = locks[0], locks[1].as_dict() if len(locks) > 1 else None
     here.show({**lock.as_dict(), "order": line}, _shown_all(locks))
-    return NOT_FOUND if all(each.idle or each.foreign for each in locks) else FOUND
+    return NOT_FOUND if _is_nothing(locks) else FOUND
 
 
 @command
@@ -92,8 +92,7 @@ def release(here: Here, name: str, task_id: str | None, yes: bool) -> int:
             raise click.UsageError("give --yes: there is no terminal to ask at")
         locks = here.locks.with_order(name, 10)
         click.echo("\n".join(_shown_all(locks)))
-        is_nothing = all(each.idle or each.foreign for each in locks)
-        if is_nothing or not click.confirm("Release it by force?"):
+        if _is_nothing(locks) or not click.confirm("Release it by force?"):
             return NOT_FOUND
         permits = permits_in(locks)
     released = here.locks.release(name, task_id, permits=permits)
@@ -104,6 +103,11 @@ def release(here: Here, name: str, task_id: str | None, yes: bool) -> int:
         or [f"nothing to release: {_why_nothing(shown(name), plain(task_id or ''), permits)}"],
     )
     return FOUND if released else NOT_FOUND
+
+
+def _is_nothing(locks: list[LockInfo]) -> bool:
+    """Whether nobody holds these, or waits for them, or they are not locks."""
+    return all(each.idle or each.foreign for each in locks)
 
 
 def _why_nothing(name: str, task_id: str, permits: Collection[str] | None) -> str:

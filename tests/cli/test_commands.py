@@ -258,6 +258,19 @@ def test_who_got_the_lock_while_somebody_was_asked_is_not_released(
         other.release()
 
 
+def test_nobody_is_asked_whether_to_release_what_is_not_a_lock(
+    run: Run, redis_url: str, namespace: str, client: Any, asked: Any
+) -> None:
+    client.set(f"{namespace}:{{0}}:l:theirs", 1)
+    questions: list[str] = []
+    asked(lambda: questions.append("Release it by force?"))
+
+    said = run("release", "theirs", "--redis", redis_url, "--namespace", namespace, code=1).stdout
+
+    assert "theirs is not a lock" in said
+    assert questions == []
+
+
 @pytest.mark.parametrize("limit", [1, SHARED])
 def test_a_permit_that_was_passed_on_while_somebody_was_asked_is_released(
     run: Run, redis_url: str, namespace: str, asked: Any, limit: int
