@@ -23,6 +23,7 @@ from .naming.names import NameRule, bind, seen, signature_of
 from .naming.template import Template
 from .options import OPTION_NAMES, LockOptions
 from .settings import BackendSettings, backend_settings, enabled, name_prefix, read_by_tasks
+from .worker.message import ENTER
 from .worker.parking import Outbox
 
 _PREFIX = "lock_"
@@ -44,10 +45,6 @@ class Declaration:
     options: LockOptions
     rule: NameRule
     app: Any
-    #: Whether it is the task that acquires the lock of a `locked` canvas.
-    enters_workflows: bool = False
-    #: Whether its lock may be kept for the tasks that come after it.
-    begins_workflows: bool = False
     #: What stands before each lock name: the call's, or else what the app's `relock_prefix` says.
     prefix: str | Callable[[], str] = ""
     #: The app's settings that were read for it.
@@ -246,9 +243,9 @@ def _declare(cls: Any) -> Declaration:
     app = cls.app  # which binds a class that nobody has registered, as Celery's own `delay` does
     task = _task_of(cls)
     name, signature = task.name, signature_of(task)
-    enters = getattr(cls, "enters_workflows", False)
-    # What the app's class for tasks, or an annotation, says of the locks of all is not for it.
-    written: dict[str, object] = {"lock_key": False} if enters else _options(cls, task)
+    # What the app's class for tasks, or an annotation, says of all their locks is not for this one.
+    of_enter: dict[str, object] = {"lock_key": False, "lock_hold": "workflow"}
+    written = of_enter if name == ENTER else _options(cls, task)
     settings = read_by_tasks(app)
     defaults = {option: each for option, each in settings.items() if option in OPTION_NAMES}
     options = LockOptions.collect(written, defaults, name)
@@ -263,8 +260,7 @@ def _declare(cls: Any) -> Declaration:
                 where = f"task {name}: the callable in lock_{option}"
                 # Refuses what would always fail.
                 by_name(function, where, None if rule.rest else signature.parameters)
-    begins = enters or options.hold == "workflow"
-    return Declaration(options, rule, app, enters, begins, name_prefix(app), settings)
+    return Declaration(options, rule, app, name_prefix(app), settings)
 
 
 def _task_of(cls: Any) -> Any:

@@ -117,7 +117,8 @@ def run(call: BodyCall) -> Any:
             return call.body(*call.args, **call.kwargs)
         execution = Execution(call)
         header = execution.begin()
-        if header is not None and (header.workflow_locks or call.declared.begins_workflows):
+        begins_workflow = call.declared.options.hold == "workflow"
+        if header is not None and (header.workflow_locks or begins_workflow):
             result = steps.around(task, execution.message, execution.run_named)
         else:
             result = execution.run_named()
@@ -200,7 +201,7 @@ class Execution:
         header = self.header
         if self.declared.rule.off:
             self.asked = True
-            if self.message is None or self.declared.enters_workflows:
+            if self.message is None or self.task.name == ENTER:
                 return self.run_body(None)
             with unlocked.alone(self.task, self.message):
                 return self.run_body(None)
@@ -364,8 +365,8 @@ class Execution:
     def run_body(self, make_hold: MakeHold | None) -> Any:
         """Run the task's own code, which finds what `make_hold` makes as `self.lock`."""
         header, task = self.header, self.task
-        # A task that enters a workflow waits for its lock in its body.
-        if not self.declared.enters_workflows and header is not None:
+        # That one waits for its lock in its body.
+        if task.name != ENTER and header is not None:
             has_waited = header.attempts or getattr(self.message, DELIVERY).was_blocked
             if has_waited or task.track_started is LATER:
                 show_started(task, self.message)

@@ -34,8 +34,6 @@ class EnterTask(LockedTask):
     """Sent like a first step: the arguments that come with it go to the steps behind it."""
 
     abstract = True
-    lock_key = False
-    enters_workflows = True
     # It goes where the first step goes, whatever the app's class says of its tasks.
     queue = exchange = routing_key = priority = None
     # Of one that ignores its result Celery would not fail the steps behind it, which may not.

@@ -665,7 +665,7 @@ def test_a_default_of_the_app_that_is_made_for_tasks_leaves_a_canvas_alone(defau
         def step():
             return "done"
 
-        assert declaration(type(app.tasks[ENTER])).enters_workflows  # as a worker asks at its start
+        assert declaration(type(app.tasks[ENTER])).rule.off  # as a worker asks at its start
         assert locked(chain(step.si(), step.si()), key="account:42").apply().get() == "done"
 
 
