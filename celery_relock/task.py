@@ -30,9 +30,9 @@ from .worker.message import (
     PREFIX,
     Header,
     attempt_before,
-    call_options,
     parse,
     prefix_of,
+    take_options,
 )
 from .worker.states import Aside, SentAgain, defer_started
 from .workflow import steps
@@ -151,9 +151,8 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         if prefix or declared.prefix:
             # An empty one is carried too: the worker's own relock_prefix may say something else.
             options.setdefault(PREFIX, prefix)
-        own = call_options(options)
+        own = take_options(options)
         declared = declared.of_call(own, options.get(PREFIX))
-        options = {name: value for name, value in options.items() if not name.startswith("lock_")}
         if carried := {name: said for name, said in own.items() if not name.startswith("debounce")}:
             options[OPTIONS] = carried
         publish: Callable[..., Any] = super().apply_async
@@ -176,8 +175,7 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
             LockConfigError: as for `apply_async`.
         """
         refuse_settings(options.__contains__, f"a call of {self.name}")
-        declared, own = declaration(type(self)), options.pop(OPTIONS, {}) | call_options(options)
-        options = {n: value for n, value in options.items() if not n.startswith("lock_")}
+        declared, own = declaration(type(self)), options.pop(OPTIONS, {}) | take_options(options)
         prefix, headers = options.pop(PREFIX, None), options.get("headers") or {}
         if before := parse(headers.get(HEADER)) if options.get("retries") else None:
             own, prefix = {**before.options, **own}, before.prefix

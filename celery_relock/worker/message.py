@@ -368,9 +368,7 @@ def _of_call(
     before: Header | None,
 ) -> tuple[str | None, dict[str, Any]]:
     """The prefix and the options of a call instead of its task's. A retry has those of its call."""
-    prefix, options = properties.pop(PREFIX, None), call_options(properties)
-    for name in options:
-        del properties[f"lock_{name}"]
+    prefix, options = properties.pop(PREFIX, None), take_options(properties)
     options |= properties.pop(OPTIONS, {})
     if options:
         _tell_of_unused(fields.get("task"), options, queues)
@@ -394,12 +392,14 @@ def _tell_of_unused(task: Any, options: Mapping[str, Any], queues: Iterable[Any]
     logger.warning("The options %s of a call of %s are not used: it %s", written, task, text)
 
 
-def call_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The `lock_*` options among those of a call, by their short names, as a message has them."""
-    said = {n.removeprefix("lock_"): v for n, v in options.items() if n.startswith("lock_")}
-    for name, value in said.items():
-        if isinstance(value, timedelta):
-            said[name] = value.total_seconds()
+def take_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Take the `lock_*` options out of those of a call. Returns them by their short names, as a
+    message has them."""
+    said = {}
+    for written in [name for name in options if name.startswith("lock_")]:
+        value = options.pop(written)
+        is_time = isinstance(value, timedelta)
+        said[written.removeprefix("lock_")] = value.total_seconds() if is_time else value
     return said
 
 

@@ -25,7 +25,7 @@ from ..settings import read_by_tasks
 from ..task import LockedTask
 from ..worker.conflict import Attempt, end_waiting, obtain, release
 from ..worker.events import work_for
-from ..worker.message import ENTER, call_options, header_of, owner
+from ..worker.message import ENTER, header_of, owner, take_options
 from ..worker.states import Dropped, end_dropped, show_started
 from . import steps
 
@@ -98,9 +98,7 @@ def of_call(spec: Mapping[str, Any], options: dict[str, Any]) -> Mapping[str, An
     Raises:
         LockConfigError: an option cannot be used, or has no meaning for a workflow lock.
     """
-    own = call_options(options)
-    for name in own:
-        del options[f"lock_{name}"]
+    own = take_options(options)
     LockOptions.collect(_declared(spec), {}, "locked()").of_call(own)
     for name in own:
         if name not in steps.OPTIONS:

@@ -19,7 +19,7 @@ from ..naming.template import check_name
 from ..options import LockOptions
 from ..settings import name_prefix
 from ..task import LockedTask as LockedTask  # the package's own: to load it registers `enter`
-from ..worker.message import CANVASES, ENTER, call_options, prefix_of
+from ..worker.message import CANVASES, ENTER, prefix_of, take_options
 from ..worker.states import Dropped
 from .enter import held, of_call
 from .steps import OPTIONS, Step, stamp, steps_of
@@ -64,7 +64,7 @@ def locked(canvas: Signature, *, key: Any, **options: Any) -> Signature:
         return steps  # as nothing runs, nothing is to be locked
     lock = ids.new_id()
     stamp(steps, lock)
-    spec = {"id": lock, "names": _names(key, first, app), "options": call_options(declared)}
+    spec = {"id": lock, "names": _names(key, first, app), "options": take_options(declared)}
     enter = app.tasks[ENTER].s(spec).set(**_route(first, app))
     return LockedChain((enter | steps).tasks, app=app)
 
