@@ -52,8 +52,7 @@ def send(sending: Sending) -> Any:
     result somebody else waits is sent at once."""
     task, declared, _, args, kwargs, options = sending
     pause = declared.options.debounce
-    is_alone = not pause or declared.rule.off or dedup.is_awaited(options) or not enabled(task.app)
-    if is_alone or task.app.conf.task_always_eager:
+    if dedup.is_awaited(options) or not enabled(task.app):
         return dedup.send(sending)
     if options.get("countdown") or options.get("eta"):
         raise LockConfigError(

@@ -156,8 +156,10 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         if carried := {name: said for name, said in own.items() if not name.startswith("debounce")}:
             options[OPTIONS] = carried
         publish: Callable[..., Any] = super().apply_async
+        if declared.rule.off or self.app.conf.task_always_eager:
+            return publish(args, kwargs, **options)
         mark = None
-        if declared.options.order is not None and not declared.rule.off:
+        if declared.options.order is not None:
             publish = placer = order.Placer(self, declared, publish)
             mark = placer.mark
         sending = dedup.Sending(self, declared, publish, args, kwargs, options)

@@ -90,7 +90,7 @@ def send(sending: Sending, mark: Mark | None = None) -> Any:
     """
     task, declared, publish, args, kwargs, options = sending
     mode = declared.options.dedup
-    if mode is None or declared.rule.off or task.app.conf.task_always_eager:
+    if mode is None:
         return publish(args, kwargs, **options)
     awaited = is_awaited(options)
     options["task_id"] = task_id = options.get("task_id") or uuid()

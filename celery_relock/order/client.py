@@ -80,8 +80,6 @@ class Placer:
 
     def _name_of(self, args: Any, kwargs: Any, options: Mapping[str, Any]) -> str | None:
         """The lock name of the call; None if it takes no place."""
-        if self._task.app.conf.task_always_eager:
-            return None
         name = name_of(self._declared, self._task, args, kwargs)
         return None if name is None or _is_kept(options, name) else name
 
