@@ -22,7 +22,6 @@ from ..engine.protocol import Answer, Ended, HoldInfo, Successor
 from ..errors import LockUnavailable, RelockError
 from ..worker.beside import HeldBeside
 from ..worker.conflict import release
-from ..worker.delivery import delivery_of, retry_of
 from ..worker.ending import end_unexecuted, is_requeued, locks_of, withdraw_later
 from ..worker.message import QUEUED, header_of
 from ..worker.states import Late, SentAgain, Waits, end_dropped, show_revoked
@@ -46,7 +45,7 @@ def around(execution: Execution, locked: Callable[[Body], Any]) -> Any:
     """
     call, message = _call(execution), execution.message
     held = _HeldMarker(call, message)
-    delivery_of(message).ended_for_good = held.ask_replaced
+    held.delivery.ended_for_good = held.ask_replaced
 
     def marked_body(make_hold: MakeHold) -> Any:
         held.begin()
@@ -254,7 +253,7 @@ class _HeldMarker(HeldBeside):
             return Successor(me, QUEUED)
         if isinstance(error, Waits) and not self.begun:
             return Successor(me, marker.PARKED)
-        sent = retry_of(self.message) if self.is_for_retries else None
+        sent = self.delivery.retry if self.is_for_retries else None
         if sent is None:
             return None
         keep = marker.counts_for(self.task, sent.fields)

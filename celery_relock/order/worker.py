@@ -25,7 +25,7 @@ from ..engine.protocol import COMES_AGAIN, LINE, Claim, Successor
 from ..errors import RelockError
 from ..worker.beside import HeldBeside
 from ..worker.conflict import Attempt, obtain, release
-from ..worker.delivery import afterwards, retry_of
+from ..worker.delivery import afterwards
 from ..worker.ending import (
     end_unexecuted,
     is_acknowledged,
@@ -174,7 +174,7 @@ class _HeldLine(HeldBeside):
         if isinstance(error, SentAgain):
             pause = error.when if isinstance(error.when, int | float) else 0.0
             return Successor(me, pause + gap)
-        sent = retry_of(self.message) if self.is_for_retries else None
+        sent = self.delivery.retry if self.is_for_retries else None
         # One with another lock name has a place of its own there.
         if sent is not None and sent.header.get("order", [""])[0] == self.name:
             keep = keep_for(gap, sent.fields.get("eta"), sent.fields.get("expires"))

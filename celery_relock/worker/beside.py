@@ -70,7 +70,7 @@ class HeldBeside(ABC):
         lies around the lock, is to make of this error. Then the execution ends with its message."""
         if not (self.is_for_retries and isinstance(error, Exception)):
             return False
-        if not (has_retried(self.message, error) or is_autoretried(self.task, error)):
+        if not (has_retried(self.delivery, error) or is_autoretried(self.task, error)):
             return False
         if not self.begun:  # a conflict, say
             self.offer()

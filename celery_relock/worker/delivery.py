@@ -92,12 +92,6 @@ def if_any(request: Any) -> Delivery | None:
     return found
 
 
-def retry_of(request: Any) -> Retried | None:
-    """The retry of this request that was sent."""
-    found = if_any(request)
-    return None if found is None else found.retry
-
-
 # -- When a message is over ----------------------------------------------------------------------
 
 #: What to call when the message that this thread or greenlet executes is over: when Celery has

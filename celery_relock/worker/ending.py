@@ -29,7 +29,7 @@ from ..engine.lease import Lease
 from ..engine.protocol import KEPT, REMEMBER_ATTEMPT, EndedAs, Release
 from ..errors import RelockError
 from ..naming.names import Misfit
-from .delivery import afterwards, retry_of
+from .delivery import Delivery, afterwards, if_any
 from .message import header_of
 
 if TYPE_CHECKING:
@@ -48,7 +48,9 @@ def is_acknowledged(task: Any, error: BaseException | None) -> bool:
         return False  # of a process that is about to end, or by what its pool does not see
     if _acknowledges(task, error) and not puts_back(task, error):
         return True
-    return retry_of(task.request) is not None and is_autoretried(task, error)
+    delivery = if_any(task.request)
+    has_sent_one = delivery is not None and delivery.retry is not None
+    return has_sent_one and is_autoretried(task, error)
 
 
 def remember_for(task: Any, error: BaseException | None) -> float | None:
@@ -81,13 +83,13 @@ def puts_back(task: Any, error: BaseException) -> bool:
     return isinstance(error, Reject) and error.requeue
 
 
-def has_retried(message: Any, error: BaseException | None) -> bool:
+def has_retried(delivery: Delivery, error: BaseException | None) -> bool:
     """Whether a body ends because it has sent its retry.
 
     That is let go only after `task_retry`: before, it could succeed first, and Celery would write
     its RETRY over that, so that `get()` never returns.
     """
-    return isinstance(error, Retry) and retry_of(message) is not None
+    return isinstance(error, Retry) and delivery.retry is not None
 
 
 def is_autoretried(task: Any, error: BaseException | None) -> bool:

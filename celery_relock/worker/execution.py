@@ -45,14 +45,13 @@ from ..workflow import steps
 from . import company, cooldown, retry, revocation, unlocked
 from . import events as worker_events
 from .conflict import Attempt, end_waiting, obtain, release
-from .delivery import DELIVERY, finish, to_finish
+from .delivery import DELIVERY, delivery_of, finish, to_finish
 from .ending import is_acknowledged, is_over, puts_back, remember_for
 from .message import (
     ENTER,
     Header,
     ancestors_here,
     begin_call,
-    has_begun,
     header_of,
     inside,
     is_lockable,
@@ -333,7 +332,7 @@ class Execution:
         if self.message is None:
             return
         if self.task.acks_late:
-            getattr(self.message, DELIVERY).over = is_acknowledged(self.task, error)
+            delivery_of(self.message).over = is_acknowledged(self.task, error)
         if self.asked or not header_of(self.message).is_awaited:
             return
         # What it came by (its marker, its line) has ended what it has there.
@@ -437,12 +436,12 @@ def _over(
     if error is None and state != SUCCESS and isinstance(retval, Exception):
         error = retval
     is_exit = error is not None and not isinstance(error, Exception)
-    if has_begun(request):
+    delivery = getattr(request, DELIVERY, None)
+    if delivery is not None and delivery.begun:
         # What Celery ends it with need not be what its body has ended with. When its process exits
         # the result may be stored already: a copy goes by that, as after a kill.
         if is_exit and not tells_no_state(task, request):
             return
-        delivery = getattr(request, DELIVERY)
         if delivery.end_cooldown is not None and (error is not None or state != SUCCESS):
             delivery.end_cooldown()  # first: what comes again may cool down then
         if delivery.over and not is_acknowledged(task, error):

@@ -67,7 +67,7 @@ class LeftToRetry:
         finally:
             if delivery.retry is not None:
                 self.leave(delivery.retry)
-            is_left = self.lease.successor is not None and has_retried(self.message, raised)
+            is_left = self.lease.successor is not None and has_retried(delivery, raised)
             if is_left or is_autoretried(self.task, raised):
                 afterwards(partial(self.end, raised))
                 self.open = True
