@@ -172,8 +172,7 @@ class _HeldLine(HeldBeside):
     def _successor(self, error: BaseException | None) -> Successor | None:
         me, gap = self.lease.claim.execution_id, self.options.order_gap
         if isinstance(error, SentAgain):
-            pause = error.when if isinstance(error.when, int | float) else 0.0
-            return Successor(me, pause + gap)
+            return Successor(me, error.when + gap)
         sent = self.delivery.retry if self.is_for_retries else None
         # One with another lock name has a place of its own there.
         if sent is not None and sent.header.get("order", [""])[0] == self.name:
