@@ -257,15 +257,10 @@ def _decide(attempt: Attempt, answer: Conflict | Duplicate | Ended | Deadlocked)
     if callable(options.on_conflict) and policy in WAITS:
         # The policy was not known when the lock was first asked for, without a wait.
         return _stay(attempt, _patience_in_slot(attempt), error)
-    _refuse(attempt, answer, _ending(policy, attempt, error))
-
-
-def _ending(policy: str, attempt: Attempt, error: LockConflict) -> Exception:
-    """What an execution that does not wait ends with."""
     if policy == "drop":
         attempt.lease.tell("dropped", error.reason)
-        return Dropped(error)
-    return error
+        _refuse(attempt, answer, Dropped(error))
+    _refuse(attempt, answer, error)
 
 
 def _waits_in_its_slot(policy: Any, message: Any | None) -> bool:
