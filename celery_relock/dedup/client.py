@@ -248,7 +248,7 @@ def tell(call: MarkedCall, there: Found) -> None:
         extra=events.extra("duplicate", names, call.task.name, task_id, **facts),
     )
     signals.send(signals.lock_duplicate, sender=call.task, names=names, task_id=task_id, **facts)
-    worker_events.send(call.task, task_id, "duplicate", {"locks": list(names), **facts})
+    worker_events.send(call.task, task_id, "lock-duplicate", {"locks": list(names), **facts})
 
 
 def error_for(call: MarkedCall, there: Found) -> DuplicateTask:

@@ -33,10 +33,9 @@ BLOCKED = "BLOCKED"
 # Each event is a message to the broker, so the others are signals alone: a monitor can tell them
 # from Celery's own events of a task.
 _SENT = ("acquired", "released", "conflict", "lost", "reclaimed", "duplicate")
-_SHOWN = ("task-blocked", "task-pending")
 # These come from a native thread, which under gevent cannot use the sockets of others: it must not
 # touch Celery's pool of connections.
-_OTHER_THREADS = ("lost", "reclaimed")
+_OTHER_THREADS = ("lock-lost", "lock-reclaimed")
 
 # An event that cannot be sent must not hold up a task for long, nor each time. In some releases
 # Celery itself would try for ever to reach the broker.
@@ -126,10 +125,11 @@ def _send(event: LockEvent) -> None:
         "reason": event.reason,
         "since": event.since,
     }
-    _dispatch(_worker.app, work.task, event.kind, work.id, fields, work.node or _worker.hostname)
+    node = work.node or _worker.hostname
+    _dispatch(_worker.app, work.task, f"lock-{event.kind}", work.id, fields, node)
 
 
-def send(task: Any, task_id: str, kind: str, fields: dict[str, Any]) -> None:
+def send(task: Any, task_id: str, name: str, fields: dict[str, Any]) -> None:
     """Send an event of a task.
 
     A process that is no worker sends it if `task_send_sent_event` is set, as Celery's `task-sent`.
@@ -139,7 +139,7 @@ def send(task: Any, task_id: str, kind: str, fields: dict[str, Any]) -> None:
     else:
         wanted, node = bool(_told), _worker.hostname
     if wanted:
-        _dispatch(task.app, task, kind, task_id, {"name": task.name, **fields}, node)
+        _dispatch(task.app, task, name, task_id, {"name": task.name, **fields}, node)
 
 
 def show(task: Any, task_id: str, state: str, **told: Any) -> None:
@@ -150,19 +150,18 @@ def show(task: Any, task_id: str, state: str, **told: Any) -> None:
     `task-pending` is of the lowest state there is, and of such an event all fields are taken as
     they are, `state` among them.
     """
-    kind = "task-blocked" if state == BLOCKED else "task-pending"
-    send(task, task_id, kind, {"state": state, **told})
+    name = "task-blocked" if state == BLOCKED else "task-pending"
+    send(task, task_id, name, {"state": state, **told})
 
 
 def _dispatch(
-    app: Any, task: Any, kind: str, task_id: str, fields: dict[str, Any], node: str | None
+    app: Any, task: Any, name: str, task_id: str, fields: dict[str, Any], node: str | None
 ) -> None:
     silent = time.monotonic() < _silent_until.get(app, 0.0)
     if silent or not getattr(task, "send_events", True):
         return
     try:
-        with dispatcher(app, kind, node) as sender:
-            name = kind if kind in _SHOWN else f"lock-{kind}"
+        with dispatcher(app, name, node) as sender:
             sender.send(name, uuid=task_id, **fields)
     except (SoftTimeLimitExceeded, LockLost):
         raise
@@ -173,9 +172,9 @@ def _dispatch(
 
 
 @contextmanager
-def dispatcher(app: Any, kind: str, node: str | None = None) -> Iterator[Any]:
+def dispatcher(app: Any, name: str, node: str | None = None) -> Iterator[Any]:
     """What sends an event to monitors; by a connection of its own where another thread sends."""
-    if kind in _OTHER_THREADS:
+    if name in _OTHER_THREADS:
         with app.connection_for_write() as connection:
             connection.ensure_connection(**_ONCE)
             yield app.events.Dispatcher(connection, hostname=node)
