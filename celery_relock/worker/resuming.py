@@ -312,8 +312,8 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
             self._end_consuming()
             # In the prefork pool the end of a task wakes the main loop, too.
             self._slot_timer = self._c.timer.call_repeatedly(LOOK_FOR_SLOT, lambda: None)
-        if execution := _execution(message):  # else somebody else has put it there
-            resumer_of(self._c).requeued(execution)
+        if header := parse(message.headers.get(HEADER)):  # else somebody else has put it there
+            resumer_of(self._c).requeued(header.execution_id)
         message.requeue()
 
     def _tick(self) -> None:
@@ -509,11 +509,6 @@ def _escapes(task_id: str = "", **_: Any) -> None:
 
 
 task_postrun.connect(_escapes, weak=False, dispatch_uid="celery_relock.slots")
-
-
-def _execution(message: Any) -> str:
-    header = parse(message.headers.get(HEADER))
-    return "" if header is None else header.execution_id
 
 
 def _close(channel: Any, failed: tuple[type[Exception], ...]) -> None:
