@@ -140,8 +140,7 @@ def on_publish(body: Any, header: dict[str, Any], retried: Delivery | None) -> N
         return
     if retried.left_to_retry is None:
         # One of an execution that did not get what was kept for it is to hear of the gap.
-        running = running_request()
-        if running is not None and (awaited := header_of(running).kept):
+        if awaited := header_of(running_request()).kept:
             header["kept"] = [list(each) for each in awaited]
         return
     left: LeftToRetry = retried.left_to_retry
