@@ -153,7 +153,13 @@ class _HeldMarker(HeldBeside):
         self.begun = True
         until, replaces = self.call.marker.until, self.call.options.on_duplicate == "replace"
         if until == marker.START:
-            self._free_before_the_body(replaces)
+            try:
+                # Before the first line: a call from now on gets an execution of its own.
+                if not (replaces and self._was_replaced()):
+                    self._free()
+            except LockUnavailable:
+                if self.call.options.on_unavailable != "run":
+                    raise
         elif until == marker.DONE:
             if not self.held:
                 # That of the attempt before, which has ended meanwhile: it was killed, or parked.
@@ -161,29 +167,15 @@ class _HeldMarker(HeldBeside):
                     self._acquire()
             self.offer()
         elif replaces:
-            with suppress(LockUnavailable):
-                self._keep_from_being_replaced()
+            with suppress(LockUnavailable):  # from now on it is not
+                hold = self._hold()
+                self._ask(0.0 if hold is None else hold.remaining)
         self.refuse_replaced()
 
     def refuse_replaced(self) -> None:
         """Raise Late if it is known that a later call has replaced this one."""
         if self.replaced:
             raise Late("was replaced by a later call")
-
-    def _keep_from_being_replaced(self) -> None:
-        """Of a marker that goes by the clock: the execution has begun."""
-        hold = self._hold()
-        self._ask(0.0 if hold is None else hold.remaining)
-
-    def _free_before_the_body(self, replaces: bool) -> None:
-        """Before its first line: a call from now on gets an execution of its own."""
-        try:
-            if replaces and self._was_replaced():
-                raise Late("was replaced by a later call while it waited for its lock")
-            self._free()
-        except LockUnavailable:
-            if self.call.options.on_unavailable != "run":
-                raise
 
     def _free(self) -> None:
         """No other attempt of this execution, and no copy of its message, gets the marker again."""
