@@ -127,11 +127,11 @@ def run(call: BodyCall) -> Any:
             delivery.aside = aside
         raise aside.with_traceback(None) from None
     except Exception as error:
-        if execution is not None and (task.acks_late or not execution.asked):
+        if execution is not None and (task.acks_late or execution.unasked):
             execution.note_end(error)
         error.with_traceback(company.shown(error))  # no assignment: an exception may refuse that
         raise error
-    if task.acks_late or not execution.asked:
+    if task.acks_late or execution.unasked:
         execution.note_end(None)
     return result
 
@@ -144,8 +144,8 @@ class Execution:
             which an eager or direct call has not, and so can be neither parked nor sent again.
             `header` is the message's.
         names, limits, owner: what this call asks for; limits by name.
-        in_line, asked: whether it came to its line, and whether its locks were asked for. If not,
-            what waits for it there is in the way.
+        unasked: where it has not asked yet: its locks, its line, its marker. If it ends now, what
+            waits for it there is in the way.
         make_hold: makes what `self.lock` shows; None before there is a hold.
     """
 
@@ -157,7 +157,7 @@ class Execution:
         self.names: tuple[str, ...] = ()
         self.limits: Mapping[str, int] = {}
         self.owner = ""
-        self.in_line = self.asked = False
+        self.unasked = revocation.OF_ITS_LOCKS
         self.make_hold: MakeHold | None = None
 
     def begin(self) -> Header | None:
@@ -199,7 +199,7 @@ class Execution:
         """Find the locks that the call needs, and run it unless it is a duplicate."""
         header = self.header
         if self.declared.rule.off:
-            self.asked = True
+            self.unasked = ()
             if self.message is None or self.task.name == ENTER:
                 return self.run_body(None)
             with unlocked.alone(self.task, self.message):
@@ -212,6 +212,7 @@ class Execution:
         self.names = names = declared.names(arguments)
         self.limits = dict(zip(names, declared.limits(arguments, names), strict=True))
         self.owner = owner(declared.options.owner, self.request, self.task.name)
+        self.unasked = revocation.AT_ITS_LINE
         # From the inside out: the locks, the line, the marker.
         locked = self.run_locked
         if header is not None and (header.order or declared.options.order):
@@ -222,7 +223,7 @@ class Execution:
 
     def run_in_order(self, run_body: Body) -> Any:
         """Run the body under its locks, in its turn."""
-        self.in_line = True
+        self.unasked = revocation.AT_ITS_LOCKS
         return order.around(self, run_body)
 
     def run_locked(self, run_body: Body) -> Any:
@@ -241,7 +242,7 @@ class Execution:
         if missing:
             return self._acquire(run_body, missing, shares, reentrancy.stuck())
         unbroken = all(map(steps.is_unbroken, outer.values()))
-        self.asked = True
+        self.unasked = ()
         worker_events.tell_reentered(self.task, self.request, outer)
         return run_body(partial(Hold, shares[0].lease.claim.owner, shares, unbroken=unbroken))
 
@@ -262,7 +263,7 @@ class Execution:
         task, message, options = self.task, self.message, self.declared.options
         engine = engine_of(self.declared.app)
         lease = self._lease(engine, names, stuck)
-        self.asked = True
+        self.unasked = ()
         # What a workflow holds goes on to the retry as to any other message of the workflow.
         is_kept = options.keep_on_retry and options.hold != "workflow"
         to_retry = (
@@ -327,20 +328,15 @@ class Execution:
                         release(engine, lease, ended=ended)
 
     def note_end(self, error: Exception | None) -> None:
-        """It is over, as far as `run` knows. If its locks were not asked for, what waits for it is
-        cleared away."""
+        """It is over, as far as `run` knows. What waits for it where it has not asked is cleared
+        away."""
         if self.message is None:
             return
         if self.task.acks_late:
             delivery_of(self.message).over = is_acknowledged(self.task, error)
-        if self.asked or not header_of(self.message).is_awaited:
-            return
-        # What it came by (its marker, its line) has ended what it has there.
-        rooms = revocation.OF_ITS_LOCKS
-        if self.names:
-            rooms = revocation.AT_ITS_LOCKS if self.in_line else revocation.AT_ITS_LINE
-        remember = remember_for(self.task, error)
-        revocation.clear_away(self.task.app, self.message, self.task, rooms, remember)
+        if self.unasked and header_of(self.message).is_awaited:
+            remember = remember_for(self.task, error)
+            revocation.clear_away(self.task.app, self.message, self.task, self.unasked, remember)
 
     def _watched(
         self,

@@ -96,6 +96,13 @@ def test_when_the_failure_of_a_killed_one_can_be_seen(m, worker, account, how):
     assert m.ends.delay(account, "").id != first.id
 
 
+@pytest.mark.parametrize("task", ["has_no_limit", "has_no_owner"])
+def test_when_it_fails_before_it_asks_for_its_marker(m, worker, account, task):
+    task = getattr(m, task)
+    task.delay(account)
+    wait_for(lambda: task.marked(account) is None, 10, "the call to count no longer")
+
+
 @ON_RABBITMQ
 def test_when_it_is_terminated(m, worker, account):
     first = m.ends.delay(account, "revoke")

@@ -147,6 +147,20 @@ def ends(self, account, how):
     return end(self, account, how)
 
 
+def fails(_):
+    raise LookupError("it is not known")
+
+
+@task(lock_dedup="until_done", ignore_result=True, lock_limit=lambda account: fails(account))
+def has_no_limit(self, account):
+    return account
+
+
+@task(lock_dedup="until_done", ignore_result=True, lock_owner=fails)
+def has_no_owner(self, account):
+    return account
+
+
 class RetriedInNoTime(LockedTask):
     """Its retry has ended before it is told that there is one."""
 
