@@ -79,9 +79,19 @@ class Placer:
             raise
 
     def _name_of(self, args: Any, kwargs: Any, options: Mapping[str, Any]) -> str | None:
-        """The lock name of the call; None if it takes no place."""
-        name = name_of(self._declared, self._task, args, kwargs)
-        return None if name is None or _is_kept(options, name) else name
+        """The one lock name of the call; None if it takes no place. Raises LockConfigError."""
+        try:
+            names = self._declared.names_of_call(self._task, args, kwargs)
+        except Misfit:
+            return (
+                None  # a step that is not sent would leave its chain hanging: it fails as it runs
+            )
+        if len(names) != 1:
+            raise LockConfigError(
+                f"task {self._task.name}: lock_order='sent' is for calls with one lock name, and "
+                f"this one has {len(names)}: {', '.join(map(repr, names))}"
+            )
+        return None if _is_kept(options, names[0]) else names[0]
 
     def _take(
         self,
@@ -115,20 +125,6 @@ class Placer:
         """Whether a call without a place is not sent. A retry is: Celery would reject its
         message."""
         return self._declared.options.on_unavailable == "raise" and not options.get("retries")
-
-
-def name_of(declared: Declaration, task: Any, args: Any, kwargs: Any) -> str | None:
-    """The one lock name of a call; None if it does not fit the task. Raises LockConfigError."""
-    try:
-        names = declared.names_of_call(task, args, kwargs)
-    except Misfit:
-        return None  # a step that is not sent would leave its chain hanging: it fails as it runs
-    if len(names) != 1:
-        raise LockConfigError(
-            f"task {declared.options.task}: lock_order='sent' is for calls with one lock name, and "
-            f"this one has {len(names)}: {', '.join(map(repr, names))}"
-        )
-    return names[0]
 
 
 def _request(
