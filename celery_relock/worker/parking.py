@@ -16,6 +16,7 @@ import threading
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from contextvars import Context
 from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
@@ -588,7 +589,9 @@ class Outbox(Sender):
         # A burst's message is nowhere else from now on, and a resume queue can be deleted.
         is_burst = message.name.startswith(DEBOUNCE)
         beside = "" if is_burst or not found["queue"] else resume_queue(found["queue"])
-        taken = beside and self._is_consumed(channel(found["home"], beside))
+        taken = False
+        with suppress(RelockError):  # the queue that it came from is always right
+            taken = bool(beside) and self._consumed(channel(found["home"], beside))
         try:
             publish(app, message.text, queue=beside if taken else None)
         except Exception:
@@ -600,12 +603,6 @@ class Outbox(Sender):
     def _living(self) -> list[Celery]:
         # Over a copy: an app can go at any moment.
         return [app for known in [*self._apps] if (app := known()) is not None]
-
-    def _is_consumed(self, channel: str) -> bool:
-        try:
-            return self._consumed(channel)
-        except RelockError:
-            return False  # the queue that it came from is always right
 
 
 def _joined(apps: Iterable[Celery]) -> str:
