@@ -265,11 +265,7 @@ def _is_called_by_name(message: Any) -> bool:
 
 
 def clear_away(
-    engine: Engine,
-    request: Any,
-    remember: float | None,
-    task: Any = None,
-    began: bool = False,
+    engine: Engine, request: Any, remember: float | None, task: Any, began: bool
 ) -> None:
     """The call is not executed: another one may be sent."""
     header = header_of(request)

@@ -210,9 +210,7 @@ class _LineLease(Lease):
         events.tell(LockEvent(kind, *told, self.waited, policy=policy))
 
 
-def clear_away(
-    engine: Engine, request: Any, remember: float | None, task: Any = None, **_: Any
-) -> None:
+def clear_away(engine: Engine, request: Any, remember: float | None, task: Any, **_: Any) -> None:
     """The call is not executed in its order: nobody waits for it."""
     header = header_of(request)
     names: tuple[str, ...] = ()

@@ -74,7 +74,7 @@ def end_before(message: Any, engine: Engine, names: Sequence[str]) -> None:
 
 
 def clear_away(
-    engine: Engine, request: Any, remember: float | None, task: Any, *, began: bool, **_: Any
+    engine: Engine, request: Any, remember: float | None, task: Any, began: bool
 ) -> None:
     """The process of an execution is gone, and has not told of its success."""
     if began:

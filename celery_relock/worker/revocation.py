@@ -57,9 +57,7 @@ _ALL: Rooms = (*OF_ITS_LOCKS, _COOLDOWN, _WORKFLOW)
 _BUT_PARKED: Rooms = (_KEPT, _LINE, _MARKER, _COOLDOWN, _WORKFLOW)
 
 
-def _end_own(
-    engine: Engine, request: Any, remember: float | None, task: Any = None, **_: Any
-) -> None:
+def _end_own(engine: Engine, request: Any, remember: float | None, task: Any, **_: Any) -> None:
     """The execution's own locks."""
     header = header_of(request)
     if header.own:

@@ -146,7 +146,7 @@ def stores_no_result(task: Any, message: Any = None) -> bool:
     return bool(ignored) or isinstance(task.backend, DisabledBackend)
 
 
-def tells_no_state(task: Any, message: Any = None) -> bool:
+def tells_no_state(task: Any, message: Any) -> bool:
     """Whether nobody but its sender can ask what became of an execution: as `stores_no_result`, or
     its result is a message (`rpc://`)."""
     rpc = sys.modules.get("celery.backends.rpc")
