@@ -180,7 +180,6 @@ class Header(NamedTuple):
         options: what the call says instead of its task's options (`LockOptions.of_call`).
         prefix: of the lock names, as the sender's `relock_prefix` had it; None if it has none.
         first: the id made from the task id, if it was given one of its own since.
-        v: version of this content; one that is not known is ignored.
     """
 
     execution_id: str
@@ -198,7 +197,6 @@ class Header(NamedTuple):
     parked: str = ""
     options: Mapping[str, Any] = {}  # never changed
     prefix: str | None = None
-    v: int = VERSION
 
     @property
     def first_execution_id(self) -> str:
@@ -221,10 +219,12 @@ class Header(NamedTuple):
         return self.is_awaited or bool(self.workflow_locks)
 
     def content(self) -> dict[str, Any]:
-        """What is written into a message: all that is not as it would be without."""
+        """What is written into a message: the version of this content, so that one that is not
+        known is ignored, and all that is not as it would be without."""
         usual = self._field_defaults
         told = self._asdict().items()
-        return {key: said for key, said in told if key == "v" or said != usual.get(key, usual)}
+        said = {key: value for key, value in told if key not in usual or value != usual[key]}
+        return {"v": VERSION, **said}
 
     def made_own(self) -> Header:
         """The header with an id of its own, by which copies of the message are recognised."""
