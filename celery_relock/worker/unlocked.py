@@ -27,7 +27,7 @@ from . import revocation
 from .conflict import release
 from .delivery import afterwards
 from .ending import is_acknowledged
-from .message import HEADER, header_of
+from .message import HEADER, header_of, parse
 from .states import Late
 
 # Of the hold of an execution whose task has no lock any more, in seconds.
@@ -72,12 +72,10 @@ def alone(task: Any, message: Any) -> Iterator[None]:
 
 def _discarded(sender: Any = None, message: Any = None, **_: Any) -> None:
     """Celery discards a message whose task it does not know, or that it cannot read."""
-    headers = message.headers or {}
-    if HEADER in headers:
-        told = Context(headers)
-        if header_of(told).has_left:
-            # It was rejected, and may be brought back, also to a worker that knows its task.
-            revocation.clear_away(sender.app, told, remember=0.0)
+    header = parse((message.headers or {}).get(HEADER))
+    if header is not None and header.has_left:
+        # It was rejected, and may be brought back, also to a worker that knows its task.
+        revocation.clear_away(sender.app, Context(message.headers), remember=0.0)
 
 
 task_unknown.connect(_discarded, weak=False, dispatch_uid="celery_relock")
