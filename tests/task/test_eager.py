@@ -11,6 +11,8 @@ from celery import chain, chord, group
 from celery.exceptions import Ignore, Reject
 
 from celery_relock import Lock, LockedTask
+from celery_relock.declaration import engine_of
+from celery_relock.engine.protocol import LINE
 from celery_relock.errors import LockConflict
 from tests.support import make_app, wait_for
 from tests.support.parked import state_of
@@ -78,6 +80,19 @@ def _held_by_a_stranger(eager):
 
 def _stored(eager, result):
     return eager.app.backend.get_task_meta(result.id)["status"]
+
+
+@pytest.mark.parametrize("option", [{"dedup": 60}, {"debounce": 60}, {"order": "sent"}])
+def test_what_says_whether_and_when_a_call_is_sent_says_nothing_of_one_that_runs_here(
+    eager, option
+):
+    def each(task): ...
+
+    task = eager.task(each, **{f"lock_{name}": value for name, value in option.items()})
+    task.delay()
+    task.delay()
+    assert len(eager.seen) == 2
+    assert not engine_of(eager.app).inspect(LINE + "account").waiting
 
 
 @pytest.mark.parametrize("how", ["delay", "apply"])
