@@ -83,9 +83,7 @@ class Placer:
         try:
             names = self._declared.names_of_call(self._task, args, kwargs)
         except Misfit:
-            return (
-                None  # a step that is not sent would leave its chain hanging: it fails as it runs
-            )
+            return None  # one not sent would leave its chain hanging: it fails as it runs
         if len(names) != 1:
             raise LockConfigError(
                 f"task {self._task.name}: lock_order='sent' is for calls with one lock name, and "
