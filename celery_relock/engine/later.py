@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ..errors import LockUnavailable, RelockError
 from .crash import Entry, journal
 from .events import logger
-from .platform import anew_in_a_child, for_with
+from .platform import anew_in_a_child, native_lock
 
 # How soon a backend that could not be reached is asked again, in seconds; and how many calls are
 # kept for that moment. What they would have freed ends by itself, only later.
@@ -41,8 +41,8 @@ class Later:
     def _reset(self) -> None:
         # The parent's thread makes the calls that a forked child has copies of.
         self._calls: list[_Owed] = []
-        self._is_running = False
-        self._guard = for_with(threading.Lock())
+        # Held by the thread that makes them: whatever strikes on any line, there is one or none.
+        self._running = native_lock()
 
     def try_now(self, call: Callable[[], object], entry: Entry | None = None) -> None:
         """Make a call, or as soon as the backend can be asked; `entry` as for `add`."""
@@ -65,36 +65,37 @@ class Later:
         """
         if entry is not None:
             journal.note(_key(entry), entry)
-        with self._guard:
-            if len(self._calls) < _MOST:
-                self._calls.append(_Owed(call, entry))
-            else:
-                logger.warning("too much has failed without Redis: not all of it is made up for")
-            if self._is_running:
-                return
-            self._is_running = True
+        if len(self._calls) < _MOST:
+            self._calls.append(_Owed(call, entry))
+        else:
+            logger.warning("too much has failed without Redis: not all of it is made up for")
+        if self._running.locked():
+            return
         try:
             threading.Thread(target=self._run, name="relock-later", daemon=True).start()
-        except RuntimeError as error:
-            self._is_running = False  # no thread to spare: the next call tries again
+        except RuntimeError as error:  # no thread to spare: the next call tries again
             logger.warning("what failed without Redis is not made up for yet: %s", error)
 
     def _run(self) -> None:
-        while True:
+        # Again: a call may be added after the last look, while this thread still counts.
+        while self._calls and self._running.acquire(blocking=False):
+            try:
+                self._make_all()
+            finally:
+                self._running.release()
+
+    def _make_all(self) -> None:
+        while self._calls:
             now = time.monotonic()
             made = next((each for each in self._calls if each.due <= now), None)
             if made is None:
                 time.sleep(_AGAIN)
                 continue
             again = self._try(made)
-            with self._guard:
-                self._calls.remove(made)
-                if again:
-                    # Behind the others, which may be for another node of a cluster.
-                    self._calls.append(made)
-                if not self._calls:
-                    self._is_running = False
-                    return
+            self._calls.remove(made)
+            if again:
+                # Behind the others, which may be for another node of a cluster.
+                self._calls.append(made)
 
     def _try(self, made: _Owed) -> bool:
         """Make a call. Returns whether it is to be made again."""
