@@ -22,13 +22,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-from redis.exceptions import BusyLoadingError, NoScriptError, ResponseError
+from redis.exceptions import NoScriptError, ResponseError
 from redis.exceptions import TimeoutError as AnswerTimeout
 
 from ...engine import platform
 from ...engine.protocol import STILL_WANTED, Listener
 from ...errors import LockConfigError, LockUnavailable
-from .errors import FAULTS, TooFewReplicas, demoted, note_address, passes, translate
+from .errors import FAULTS, TooFewReplicas, demoted, note_address, passes, refused, translate
 from .keys import bucket_of
 from .scripts import Script
 from .subscription import Subscription
@@ -204,8 +204,7 @@ class Connections:
                 # Also for a signal amid an answer: the next caller would read the rest of it.
                 link.disconnect()
                 note_address(error, link, heard=idle is not None)
-                if isinstance(error, BusyLoadingError):
-                    # An answer, which redis-py takes for the end of the connection.
+                if refused(error):
                     effort.unheard = unheard
                 if idle is None or not isinstance(error, FAULTS):
                     raise

@@ -139,7 +139,7 @@ def _said(error: Exception) -> str:
     if is_tls and (isinstance(error, errors.TimeoutError) or "WRONG_VERSION_NUMBER" in said):
         return said.removesuffix(".") + _SPEAKS_NO_TLS
     # A server that speaks TLS closes the connection when it reads anything else.
-    closed = isinstance(error, errors.ConnectionError) and not _code(error)
+    closed = isinstance(error, errors.ConnectionError) and not refused(error)
     closed = closed and "connecting to" not in said
     if is_tls is False and closed and not isinstance(error, errors.TimeoutError):
         return said.removesuffix(".") + _SPEAKS_TLS
@@ -178,6 +178,12 @@ def with_locks(error: RelockError, verb: str, names: Sequence[str]) -> RelockErr
     more = f" and {len(others)} more" if others else ""
     text = f"Cannot {_DOES.get(verb, verb)} {what} {first!r}{more}: {error.reason}"
     return type(error)(text, None if more else first)
+
+
+def refused(error: BaseException) -> bool:
+    """Whether a connection ended with an answer: redis-py takes that of a server that loads its
+    data, has no connection left or wants a login for the end of the connection."""
+    return isinstance(error, errors.ConnectionError) and _code(error) != ""
 
 
 def demoted(error: Exception) -> bool:

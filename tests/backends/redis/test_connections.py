@@ -15,10 +15,11 @@ import pytest
 import redis
 
 from celery_relock.backends.redis import connections
+from celery_relock.backends.redis.backend import RedisBackend
 from celery_relock.backends.redis.connections import MOST_IDLE, Connections, Effort
 from celery_relock.backends.redis.scripts import Script
-from celery_relock.backends.redis.urls import transport_for_url
-from celery_relock.errors import LockUnavailable
+from celery_relock.backends.redis.urls import transport_for_client, transport_for_url
+from celery_relock.errors import LockConfigError, LockUnavailable, RelockError
 from tests.support import RedisServer, wait_for
 from tests.support.backends import backend_of, close
 from tests.support.permissions import everything
@@ -210,6 +211,30 @@ def test_how_often_a_command_may_have_been_executed_is_known(
 
 def test_nothing_is_sent_and_nothing_counted_where_nobody_answers() -> None:
     links, effort = list_of("redis://127.0.0.1:1"), Effort()
+    with pytest.raises(redis.ConnectionError):
+        links.ask([("PING",)], effort)
+    assert effort.unheard == 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "error"),
+    [("maxclients", "1", LockUnavailable), ("requirepass", "secret", LockConfigError)],
+)
+def test_what_a_server_has_refused_was_not_executed(
+    own_redis: Callable[..., RedisServer], setting: str, value: str, error: type[RelockError]
+) -> None:
+    """redis-py takes some of its answers for the end of the connection."""
+    server = own_redis()
+    # Without a name: nothing is sent before the command.
+    backend = RedisBackend(transport_for_client(redis.Redis(port=server.port)), "ns")
+    backend.force_release("a")
+    close(backend.transport)
+    client = server.client()
+    client.config_set(setting, value)
+    with pytest.raises(error) as told:
+        backend.force_release("a")
+    assert "is not known" not in str(told.value)
+    links, effort = backend.transport.at(""), Effort()
     with pytest.raises(redis.ConnectionError):
         links.ask([("PING",)], effort)
     assert effort.unheard == 0
