@@ -109,6 +109,11 @@ class Map:
         """The master of a bucket, if no node has to be asked for it."""
         return self._serving.get(bucket)
 
+    @property
+    def knows_any(self) -> bool:
+        """Whether the master of any bucket is known."""
+        return bool(self._serving)
+
     def masters(self) -> dict[Node, list[int]]:
         """Every master that serves a bucket, with its buckets. Raises as `serving` does."""
         found: dict[Node, list[int]] = {}
@@ -238,6 +243,8 @@ class Cluster(Transport):
             try:
                 there.setdefault(self.map.serving(bucket_of(keys[0])), []).append(index)
             except FAULTS as error:
+                if not self.map.knows_any:  # the look for the next would take as long
+                    return [error] * len(calls)
                 outcomes[index] = error
         for node, indexes in there.items():
             part = [calls[index] for index in indexes]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -654,3 +655,12 @@ def test_a_cluster_of_silent_nodes_is_given_up_after_a_few(
     finally:
         for node in nodes:
             node.resume()
+
+
+def test_a_silent_cluster_is_asked_once_and_not_once_for_each_bucket() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        backend = backend_of(f"redis+cluster://127.0.0.1:{silent.getsockname()[1]}", "ns")
+        started = time.monotonic()
+        with pytest.raises(errors.LockUnavailable):
+            backend.withdraw("execution", 60.0)
+        assert time.monotonic() - started < 5
