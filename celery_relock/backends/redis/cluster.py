@@ -354,7 +354,8 @@ def _called(script: Script, call: Call, effort: Effort, links: Connections, aski
 
 
 def _asked(command: Command, links: Connections, asking: bool) -> Any:
-    return links.ask([("ASKING",), command] if asking else [command], Effort())[-1]
+    said = links.ask([("ASKING",), command] if asking else [command], Effort())
+    return said[0] if isinstance(said[0], Exception) else said[-1]
 
 
 def _circle(said: Exception) -> ConnectionError:

@@ -174,13 +174,18 @@ class Connections:
             # again, and only then the next holder would hear of its grant (benchmarks/handover.py).
             commands.insert(0, ("PING",))
         ahead = len(commands) - len(calls)
-        if not self.replicas.needed or script.name not in PROMISES:
-            return self.ask(commands, effort)[ahead:]
-        # WAIT counts the writes of its own connection, so it is sent along.
-        bound = min(filter(None, (effort.within, self._limit, self._options["socket_timeout"])))
-        *replies, copies = self.ask([*commands, self.replicas.wait(bound)], effort)
-        self.replicas.check(script, replies[ahead:], copies, effort)
-        return replies[ahead:]
+        counts = self.replicas.needed and script.name in PROMISES
+        if counts:
+            # WAIT counts the writes of its own connection, so it is sent along.
+            bound = min(filter(None, (effort.within, self._limit, self._options["socket_timeout"])))
+            commands.append(self.replicas.wait(bound))
+        answers = self.ask(commands, effort)
+        if asking and isinstance(answers[ahead - 1], Exception):
+            return [answers[ahead - 1]]  # the node has then redirected the call once more
+        replies = answers[ahead : ahead + len(calls)]
+        if counts:
+            self.replicas.check(script, replies, answers[-1], effort)
+        return replies
 
     def ask(self, commands: Sequence[Command | Encoded], effort: Effort) -> list[Any]:
         """Send commands together and read the answer to each. An error of the server is an answer.

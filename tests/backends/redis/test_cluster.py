@@ -258,6 +258,27 @@ def test_without_the_right_to_ask_who_has_a_slot_it_says_so(
         Lock(cluster.url.replace("://", "://blind:few@"), "a", namespace=namespace).acquire()
 
 
+def test_without_the_right_to_follow_a_slot_that_moves_it_says_so(
+    cluster: ClusterServers, namespace: str
+) -> None:
+    rules = [rule.replace("relock", namespace) for rule in least()]
+    for node in cluster.nodes:
+        rules_here = ["on", ">few", *rules, "+cluster|slots", "+ttl"]
+        cluster.admin(node).execute_command("ACL", "SETUSER", "still", *rules_here)
+    backend = backend_of(cluster.url.replace("://", "://still:few@"), namespace)
+    key = backend.keys.lock("a")
+    assert backend.inspect("a").holds == ()
+    slot, source = cluster.slot_of("a", namespace), cluster.master_of_lock("a", namespace)
+    cluster.begin_move(slot, other_than(cluster, source))
+    try:
+        with pytest.raises(errors.LockConfigError, match="'asking' command"):
+            backend.inspect("b{a}")
+        (said,) = backend.transport.at(key).answers(("TTL", key))
+        assert "'asking' command" in str(said)
+    finally:
+        cluster.end_move(slot, source, other_than(cluster, source))
+
+
 def test_nodes_are_reached_by_tls(redis_binary: str, tmp_path: Path, namespace: str) -> None:
     if not speaks_tls(redis_binary):
         pytest.skip("this Redis was built without TLS")
