@@ -12,15 +12,12 @@ from contextlib import suppress
 from typing import Any, NamedTuple, TypeAlias
 
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from ...engine.platform import green
 from ...errors import LockConfigError, RelockError
 from .connections import Connections, Effort, Server
 from .errors import FAULTS
-from .tls import check_tls
 
 Address: TypeAlias = "tuple[str, int]"
 
@@ -58,8 +55,7 @@ class Finder:
 
     Args:
         service: the Sentinels' name for the master (`master_name`).
-        hosts: the addresses of the Sentinels.
-        options: redis-py's options for the connections to the Sentinels (`sentinel_kwargs`).
+        ways: by the address of each Sentinel, redis-py's class of connection and its keywords.
         least: how many other Sentinels a Sentinel must know to be believed
             (`min_other_sentinels`).
         patience: for how many seconds to wait for a failover; None goes by the Sentinels' settings.
@@ -67,23 +63,21 @@ class Finder:
 
     Attributes:
         address: the master's address at the last look; None before the first.
-
-    Raises:
-        LockConfigError: redis-py does not know an option, or one of TLS cannot be used.
+        hosts: the addresses of the Sentinels.
     """
 
     def __init__(
         self,
         service: str,
-        hosts: Sequence[Address],
-        options: Mapping[str, Any],
+        ways: Mapping[Address, tuple[type[Any], Mapping[str, Any]]],
         least: int,
         patience: float | None = None,
         manager: Sentinel | None = None,
     ) -> None:
         self.service = service
         self.address: Address | None = None
-        self._options = dict(options)
+        self.hosts = tuple(ways)
+        self._ways = ways
         self._least = least
         self._patience = patience
         self._manager = manager
@@ -91,23 +85,7 @@ class Finder:
         self._looked = -LOOK_EVERY
         self._failed = 0
         self._silent: dict[Address, float] = {}
-        try:
-            self._links = {host: self._to(host) for host in hosts}
-        except (TypeError, ValueError, redis.RedisError) as error:
-            raise LockConfigError(f"sentinel_kwargs cannot be used: {error}") from error
-        if self._options.get("ssl"):
-            check_tls(self._options, "sentinel_kwargs: ")
-
-    @property
-    def hosts(self) -> tuple[Address, ...]:
-        """The addresses of the Sentinels."""
-        return tuple(self._links)
-
-    @property
-    def asked(self) -> tuple[Any, ...]:
-        """Identifies the finder: equal for two that ask the same Sentinels in the same way."""
-        options = sorted(self._options.items(), key=repr)
-        return self.service, self.hosts, options, self._least, self._patience, type(self._manager)
+        self._links = {host: self._to(host) for host in ways}
 
     @property
     def patience(self) -> float:
@@ -195,16 +173,7 @@ class Finder:
         return Vote(int(state.get(b"config-epoch", 0)), address != own, address, usable)
 
     def _to(self, host: Address) -> Connections:
-        names = "socket_timeout", "socket_connect_timeout"
-        timeouts = {name: self._options.get(name) or BUDGET for name in names}
-        # By default redis-py 8 retries a Sentinel that is gone for seconds.
-        options = {**self._options, **timeouts, "protocol": 2, "retry": Retry(NoBackoff(), 0)}
-        pool = redis.Redis(host=host[0], port=host[1], **options).connection_pool
-        # Of a Unix socket redis-py drops the timeout to connect.
-        kwargs = {**pool.connection_kwargs, **timeouts}
-        links = Connections(pool.connection_class, kwargs, limit=BUDGET)
-        links.make()  # which refuses what it does not know
-        return links
+        return Connections(*self._ways[host], limit=BUDGET)
 
     def _nobody(
         self, votes: Sequence[Vote], failures: Mapping[Address, Exception], services: set[str]

@@ -14,12 +14,11 @@ from typing import Any
 from ...errors import LockConfigError
 
 
-def check_tls(options: Mapping[str, Any], where: str = "") -> None:
+def check_tls(options: Mapping[str, Any]) -> None:
     """Try the options of redis-py's `SSLConnection`, each as a connection will use it.
 
     Args:
         options: those whose names do not start with `ssl_` are passed over.
-        where: what the error begins with.
 
     Raises:
         LockConfigError: one of them cannot be used. The message has no password.
@@ -33,7 +32,7 @@ def check_tls(options: Mapping[str, Any], where: str = "") -> None:
         except (TypeError, ValueError, OverflowError, OSError) as error:
             given |= {"ssl_password": "***"} if given.get("ssl_password") else {}
             said = ", ".join(f"{name}={value!r:.200}" for name, value in given.items() if value)
-            raise LockConfigError(f"{where}{said} cannot be used: {error}") from error
+            raise LockConfigError(f"{said} cannot be used: {error}") from error
 
 
 def _identify(context: SSLContext, certificate: Any, key: Any, password: Any) -> None:

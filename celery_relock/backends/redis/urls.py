@@ -167,13 +167,32 @@ def _server(options: dict[str, Any], replicas: Replicas) -> Transport:
     return _known(Server(*lists, address), options)
 
 
-def _watched(options: dict[str, Any], finder: Finder, replicas: Replicas) -> Watched:
+def _watched(
+    options: dict[str, Any],
+    service: str,
+    manager: Sentinel,
+    replicas: Replicas,
+    patience: float | None = None,
+) -> Watched:
+    """The way to the master that the Sentinels of a manager name, over connections of our own."""
+    ways = {}
+    try:
+        for client in manager.sentinels:
+            way = kind, kwargs = _kind(of_pool(client.connection_pool))
+            kind(**kwargs)  # which refuses a password beside a provider, say
+            ways[kwargs.get("host", "localhost"), kwargs.get("port", 26379)] = way
+    except (LockConfigError, redis.RedisError) as error:
+        raise LockConfigError(f"sentinel_kwargs: {getattr(error, 'reason', error)}") from error
+    own = manager if type(manager).discover_master is not Sentinel.discover_master else None
+    least = manager.min_other_sentinels
+    finder = Finder(service, ways, least, patience, own)
+    asked = service, finder.hosts, sorted(manager.sentinel_kwargs.items(), key=repr), least
     kind, kwargs = _kind(options)
     hosts = sorted(("127.0.0.1" if h == "localhost" else h, str(port)) for h, port in finder.hosts)
     address = finder.service, *hosts, str(kwargs["db"])
     work = ToMaster(finder, kind, kwargs, replicas)
     renewals = ToMaster(finder, kind, kwargs, replicas, limit=1.0)
-    return _known(Watched(finder, work, renewals, address), options, finder.asked)
+    return _known(Watched(finder, work, renewals, address), options, asked, patience, type(own))
 
 
 def _cluster(
@@ -208,8 +227,9 @@ def _kind(options: Mapping[str, Any]) -> tuple[type[Any], dict[str, Any]]:
     kwargs = {**options, "protocol": 2, "retry": Retry(NoBackoff(), 0), "encoding": "utf-8"}
     kind = kwargs.pop("connection_class")
     for name in _TIMEOUTS:
-        if not 0 < kwargs[name] <= LONGEST:
-            raise LockConfigError(f"{name}={kwargs[name]!r} cannot be used: use seconds above 0")
+        seconds = kwargs[name]
+        if not isinstance(seconds, int | float) or not 0 < seconds <= LONGEST:
+            raise LockConfigError(f"{name}={seconds!r} cannot be used: use seconds above 0")
     if issubclass(kind, redis.SSLConnection):
         check_tls(options)
     # No CLIENT SETINFO: it takes two round trips, redis-py 8 reads its version from a file for each
@@ -254,11 +274,14 @@ def _of_sentinels(
             f"{shown}: sentinel_kwargs must be a dict, not {type(login).__name__}"
         )
     least = _number(given, "min_other_sentinels", 0, shown, int)
-    finder = Finder(service, hosts, login, least, _number(given, "patience", None, shown))
+    try:
+        manager = Sentinel(hosts, least, login)  # type: ignore[no-untyped-call]
+    except (TypeError, ValueError) as error:
+        raise LockConfigError(f"sentinel_kwargs cannot be used: {error}") from error
     # Only a timeout reveals a silent master, and a failover can soon bring another master.
     if "socket_timeout=" not in url:
         options["socket_timeout"] = 2.0
-    return _watched(options, finder, replicas)
+    return _watched(options, service, manager, replicas, _number(given, "patience", None, shown))
 
 
 def _of_pool_of_sentinels(pool: SentinelConnectionPool, replicas: Replicas) -> Watched:
@@ -267,21 +290,10 @@ def _of_pool_of_sentinels(pool: SentinelConnectionPool, replicas: Replicas) -> W
             f"the client for {pool.service_name!r} leads to replicas, which accept no writes: "
             "create the client with Sentinel.master_for"
         )
-    manager = pool.sentinel_manager
-    reached = [client.connection_pool.connection_kwargs for client in manager.sentinels]
-    hosts = [(each.get("host", "localhost"), each.get("port", 26379)) for each in reached]
-    own = type(manager).discover_master is not Sentinel.discover_master
-    finder = Finder(
-        pool.service_name,
-        hosts,
-        manager.sentinel_kwargs,
-        manager.min_other_sentinels,
-        manager=manager if own else None,
-    )
     options = of_pool(pool)
     secure = issubclass(pool.connection_class, redis.SSLConnection)
     options["connection_class"] = redis.SSLConnection if secure else redis.Connection
-    return _watched(options, finder, replicas)
+    return _watched(options, pool.service_name, pool.sentinel_manager, replicas)
 
 
 def _of_cluster(
@@ -461,7 +473,7 @@ def _number(
     if value is None:
         return default
     try:
-        if (number := float(value)) >= 0:
+        if 0 <= (number := float(value)) <= LONGEST:
             return kind(number)
     except (TypeError, ValueError, OverflowError):
         pass

@@ -123,6 +123,12 @@ def test_values_that_cannot_be_used_are_refused(lock: MakeLock, options: dict[st
         lock(**options)
 
 
+@pytest.mark.parametrize("timeout", ["5", 0, -1, float("nan")])
+def test_a_client_whose_timeout_is_none_is_refused(lock: MakeLock, timeout: Any) -> None:
+    with pytest.raises(LockConfigError, match=r"socket_timeout=.* cannot be used"):
+        lock(redis.Redis(socket_timeout=timeout))
+
+
 def test_a_name_may_be_bytes_and_hold_braces_colons_and_spaces(lock: MakeLock) -> None:
     with lock(name="a {b}:c ü".encode()) as one:
         assert one.name == "a {b}:c ü"

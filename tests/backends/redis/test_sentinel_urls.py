@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import pytest
 import redis
+from redis import CredentialProvider
 from redis.sentinel import Sentinel
 
 from celery_relock.backends.redis.urls import transport_for_url
@@ -199,7 +200,17 @@ def test_a_sentinel_that_knows_too_few_others_is_not_believed(service: Watched) 
             ("sentinel://a", {"sentinel_kwargs": {"ssl": True, **tls}}, "sentinel_kwargs: ssl_")
             for tls in ({"ssl_ca_certs": "/no/such.pem"}, {"ssl_ca_data": 5})
         ),
+        *(
+            ("sentinel://a", {"sentinel_kwargs": refused}, f"sentinel_kwargs: .*{says}")
+            for refused, says in (
+                ({"socket_timeout": -1}, "seconds above 0"),
+                ({"socket_connect_timeout": "5"}, "seconds above 0"),
+                ({"password": "p", "credential_provider": object()}, "only one of"),
+            )
+        ),
         ("sentinel://a", {"min_other_sentinels": "two"}, "numbers"),
+        ("sentinel://a", {"patience": 10**400}, "numbers"),
+        ("sentinel://a?patience=inf", {}, "patience='inf' cannot be used"),
         ("sentinel://a?min_other_sentinels=inf", {}, "min_other_sentinels='inf' cannot be used"),
         ("sentinel://a", {"patience": -1}, "numbers"),
         ("sentinel://a?ssl_cert_reqs=often", {}, "ssl_cert_reqs"),
@@ -208,6 +219,17 @@ def test_a_sentinel_that_knows_too_few_others_is_not_believed(service: Watched) 
 def test_what_cannot_be_used_is_refused_at_once(url: str, transport: Any, says: str) -> None:
     with pytest.raises(LockConfigError, match=says):
         transport_for_url(url, None, {"master_name": "shop", **transport})
+
+
+def test_while_a_provider_of_the_sentinels_password_fails_redis_cannot_be_reached(
+    service: Watched,
+) -> None:
+    class Sealed(CredentialProvider):
+        def get_credentials(self) -> tuple[str, str]:
+            raise ArithmeticError("the vault is sealed")
+
+    transport = {**service.transport, "sentinel_kwargs": {"credential_provider": Sealed()}}
+    assert "the vault is sealed" in refusal(service.url, transport, LockUnavailable)
 
 
 def test_without_tls_its_options_for_the_sentinels_are_passed_over() -> None:
