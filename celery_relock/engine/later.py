@@ -41,7 +41,7 @@ class Later:
     def _reset(self) -> None:
         # The parent's thread makes the calls that a forked child has copies of.
         self._calls: list[_Owed] = []
-        # Held by the thread that makes them: whatever strikes on any line, there is one or none.
+        # Held by the thread that makes them: no signal can leave it held without one.
         self._running = native_lock()
 
     def try_now(self, call: Callable[[], object], entry: Entry | None = None) -> None:

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 from .events import logger, wanted
 from .lease import LONG, Lease, State
 from .outage import Outage, Say
-from .platform import SideThread, anew_in_a_child, for_with, native_lock, start_native_thread
+from .platform import SideThread, anew_in_a_child, native_lock, start_native_thread
 from .protocol import Backend, Held, Notice, Queued, Renewal
 
 # How early a lease may be renewed to share a call with another lease.
@@ -45,10 +45,10 @@ class KeepAlive:
         # In a forked child: the parent's leases are not ours, and its thread did not come along.
         self._leases: dict[tuple[str, str], Lease] = {}
         self._running = False
+        self._alone = native_lock()
         self._wake_at = 0.0
         self._used = False
         self._outages: WeakKeyDictionary[Backend, dict[_Batch, Outage]] = WeakKeyDictionary()
-        self._starting = for_with(native_lock())
         self._bell = native_lock()
         self._bell.acquire()
 
@@ -108,19 +108,19 @@ class KeepAlive:
             self._bell.release()
 
     def _start(self) -> None:
-        with self._starting:
-            if not self._running:
-                self._running = True
-                self._wake_at = 0.0
-                try:
-                    start_native_thread(self._live)
-                except BaseException:
-                    self._running = False
-                    raise
+        try:
+            self._running = True
+            start_native_thread(self._live)
+        except BaseException:
+            # A signal's, perhaps, and the thread has begun: then the next one ends at once.
+            self._running = False
+            raise
 
     def _live(self) -> None:
         """The thread. Only the end of the process ends it: no error does, and no exception that
         somebody throws in from outside, which may even land in the handler of another exception."""
+        if not self._alone.acquire(blocking=False):
+            return
         try:
             while True:
                 try:
@@ -129,6 +129,7 @@ class KeepAlive:
                     _aside(partial(logger.error, "Renewal failed and goes on", exc_info=error))
                     self._bell.acquire(timeout=0.1)
         finally:
+            self._alone.release()
             self._running = False
             if self._leases:
                 self._start()

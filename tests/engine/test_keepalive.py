@@ -505,3 +505,59 @@ def test_backends_that_come_and_go_beside_one_that_stays_leave_nothing(
     renewed_now(stays, with_lock)
     stays.release(with_lock)
     wait_for(lambda: not keepalive._outages.get(stays.engine.backend))
+
+
+# Its threads end with the process alone.
+STRIKES = """
+import math, sys
+from contextlib import suppress
+from functools import partial
+from types import SimpleNamespace as Some
+from celery_relock.engine import wakeup
+from celery_relock.engine.renewal import KeepAlive
+from tests.support.strikes import Stop, at_the_next_line, strike
+
+class Keeper(KeepAlive):
+    def __init__(self):
+        super().__init__()
+        self.is_at_work, claim = threading.Event(), Some(execution_id="e", attempt_id="a")
+        self.begin = partial(self.add, Some(claim=claim, next_look=math.inf, unclaimed=False))
+    def _pass(self):
+        self.is_at_work.set()
+        return math.inf
+
+class Inbox(wakeup.Inbox):
+    def __init__(self):
+        self.is_at_work, self.begin = threading.Event(), self.start
+        super().__init__(Some(listen=self.listen))
+    def listen(self, name, listener):
+        self.is_at_work.set()
+        time.sleep(3600)
+
+def disturb(of, make, do):
+    seen, before = set(), -1
+    while len(seen) > before:
+        before, made = len(seen), make()
+        def begin():
+            sys.settrace(at_the_next_line(of, seen, partial(do, made)))
+            with suppress(Stop):
+                made.begin()
+        for each in begin, made.begin:
+            thread = threading.Thread(target=each, daemon=True)
+            thread.start()
+            thread.join(3)
+        if not made.is_at_work.wait(3):
+            say("nobody is at work after line", max(seen))
+    assert before >= 2
+
+for of, make in ((KeepAlive._start, Keeper), (wakeup.Inbox.start, Inbox)):
+    disturb(of, make, lambda made: strike())
+    disturb(of, make, lambda made: made.begin())
+say("done")
+"""
+
+
+def test_a_thread_is_at_work_wherever_a_signal_came_when_it_was_to_begin(
+    redis_url: str, namespace: str
+) -> None:
+    assert programs.run(STRIKES, redis_url, namespace) == ["done"]

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -24,7 +23,7 @@ from celery_relock.errors import LockConfigError, LockUnavailable
 from celery_relock.worker.ending import end_unexecuted
 from tests.support import programs, wait_for
 from tests.support.proxy import Proxy
-from tests.support.strikes import Stop
+from tests.support.strikes import Stop, at_the_next_line, strike
 
 MESSAGE = ParkRequest("its message", "home", "task")
 
@@ -107,30 +106,12 @@ def test_a_call_for_which_no_thread_was_left_is_made_with_the_next(
     wait_for(lambda: made[2:] == ["third"])
 
 
-def at_the_next_line_of_add(seen: set[int], do: Callable[[], None]) -> Callable[..., Any]:
-    """A tracer that does something at the first line of `Later.add` that was not seen before."""
-
-    def trace(frame: FrameType, event: str, _: object) -> Any:
-        if frame.f_code is not Later.add.__code__:
-            return None
-        if event == "line" and frame.f_lineno not in seen:
-            seen.add(frame.f_lineno)
-            sys.settrace(None)
-            do()
-        return trace
-
-    return trace
-
-
 def test_a_call_is_made_wherever_a_signal_struck_when_another_was_added() -> None:
-    def strike() -> None:
-        raise Stop
-
     seen, before = set[int](), -1
     while len(seen) > before:
         before = len(seen)
         later, made, traced = Later(), threading.Event(), sys.gettrace()
-        sys.settrace(at_the_next_line_of_add(seen, strike))
+        sys.settrace(at_the_next_line(Later.add, seen, strike))
         try:
             with suppress(Stop):
                 later.add(int)
@@ -145,7 +126,8 @@ def test_a_signal_handler_adds_a_call_in_the_middle_of_adding_another() -> None:
     seen, before, later, made = set[int](), -1, Later(), list[str]()
 
     def add() -> None:
-        sys.settrace(at_the_next_line_of_add(seen, lambda: later.add(lambda: made.append("its"))))
+        its = partial(later.add, partial(made.append, "its"))
+        sys.settrace(at_the_next_line(Later.add, seen, its))
         later.add(lambda: made.append("another"))
 
     while len(seen) > before:

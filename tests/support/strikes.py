@@ -2,9 +2,33 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+
+def at_the_next_line(
+    of: Callable[..., Any], seen: set[int], do: Callable[[], object]
+) -> Callable[..., Any]:
+    """A tracer that does something at the first line of a function that was not seen before. Once:
+    Python goes back to the line of a `with`, where no signal strikes."""
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_code is not of.__code__:
+            return None
+        if event == "line" and frame.f_lineno not in seen:
+            seen.add(frame.f_lineno)
+            sys.settrace(None)
+            do()
+        return trace
+
+    return trace
+
+
+def strike() -> None:
+    raise Stop
 
 
 class Stop(BaseException):
