@@ -68,7 +68,6 @@ _NEVER = {
     "Cluster: set relock_url to redis+cluster://host:port,host:port with some of its nodes",
     "DENIED": "Redis is in protected mode and refuses connections from other machines",
     "tls": "the TLS connection failed: check rediss:// and the ssl_ options (relock_use_ssl)",
-    "NOSCRIPT": "Redis does not keep scripts",
 }
 # Which fault it is if the answer begins with no code.
 _TEXTS = (
