@@ -6,7 +6,7 @@
 
 BIN := .venv/bin
 # Most tests wait for a worker or a lease, so more run at a time than there are cores.
-JOBS ?= 6
+JOBS ?= 8
 
 # The tests start a thousand processes: none of them is to compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE

@@ -22,7 +22,7 @@ from tests.support.missing import binary_of
 from tests.support.worker import ROOT
 
 # What the page says that a user needs, for locks and to be looked at.
-FOR_A_LOOK = ["+info", "+config|get", "+scan", "+dbsize", "+memory|usage", "+wait"]
+FOR_A_LOOK = ["+info", "+config|get", "+scan", "+hscan", "+dbsize", "+memory|usage", "+wait"]
 BASIS = ["+eval", "+evalsha", "+publish", "+subscribe", "+ping", "+select", "+client|setname"]
 COMMANDS = [*BASIS, *(f"+{name.lower()}" for name in commands_of(scripts()) if name != "PUBLISH")]
 NAMED = ["~relock:*", "&relock:*"]
