@@ -71,6 +71,7 @@ class Proxy:
         self.deaf = False
         self.delay = 0.0
         self._open = True
+        self._is_over = False
         self._lock = threading.Lock()
         self._rules: list[_Rule] = []
         self._pairs: list[tuple[socket.socket, socket.socket, list[str]]] = []
@@ -126,6 +127,7 @@ class Proxy:
         self._open = True
 
     def close(self) -> None:
+        self._is_over = True
         self.refuse()
         self._listener.close()
 
@@ -165,7 +167,8 @@ class Proxy:
                 self._pairs.append((client, server, marks))
             self._relay(client, server, marks)
         except (OSError, EOFError, ValueError) as error:
-            _log.warning("%s: the connection ends: %r", self.url, error)
+            if not self._is_over:  # it would be in the log of the next test
+                _log.warning("%s: the connection ends: %r", self.url, error)
         _end(client)
         _end(server)
 
