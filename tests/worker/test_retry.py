@@ -245,7 +245,8 @@ def test_a_retry_that_is_here_runs_though_the_process_that_sent_it_is_killed(
 
 @pytest.mark.parametrize("name", ["stays_and_keeps", "stays_in_order", "stays_marked"])
 def test_a_retry_that_is_not_due_is_not_lost_with_the_process_that_sent_it(worker, account, name):
-    sent = getattr(worker.module, name).delay(account, 5.0)
+    # Celery looks for a lost child every 5 s (`AsynPool.timers`), if its pipe ends before it does.
+    sent = getattr(worker.module, name).delay(account, 8.0)
     first = _inside(worker, account, 1)[0]
     received = f"{sent.id}] received"
     wait_for(lambda: worker.log().count(received) == 2, what="its retry")
