@@ -51,11 +51,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
-    call: pytest.CallInfo[None],
+    item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.failed and (seen := pauses.since(call.start)):
         report.sections.append(("This process", "\n".join(seen)))
+    if report.failed and "rabbit" in " ".join([item.nodeid, *getattr(item, "fixturenames", ())]):
+        report.sections.append(("RabbitMQ", SharedRabbit.said()))
     return report
 
 

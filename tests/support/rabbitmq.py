@@ -90,7 +90,7 @@ class RabbitServer(Server):
         while True:  # another process may take a free port first: then it ends
             port = free_port()
             command = ["epmd", "-address", "127.0.0.1", "-port", str(port)]
-            with (self._folder / "log").open("a") as log:
+            with self.log_file.open("a") as log:
                 silent = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
                 process = reaper.start(command, **silent)
                 wait_for(partial(_is_decided, process, command, silent), 30, "epmd to answer")

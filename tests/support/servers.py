@@ -17,11 +17,11 @@ class Server:
 
     def __init__(self, kind: str) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix=f"relock-{kind}-"))
+        self.log_file = self._folder / "log"
         self._process: subprocess.Popen[Any] | None = None
 
     def log(self) -> str:
-        path = self._folder / "log"
-        return path.read_text(errors="replace") if path.exists() else ""
+        return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
 
     def kill(self) -> None:
         """SIGKILL: what was not saved is gone."""
@@ -36,7 +36,7 @@ class Server:
 
     def _launch(self, command: list[str], timeout: float = 30.0, **options: Any) -> bool:
         """Start the program; whether it answers then, or has ended."""
-        with (self._folder / "log").open("a") as log:
+        with self.log_file.open("a") as log:
             process = reaper.start(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **options
             )

@@ -31,12 +31,22 @@ class SharedRabbit:
         port, url: as of `RabbitServer`, which nobody may kill here.
     """
 
+    #: Where the server of this process's test run writes.
+    _log: Path | None = None
+
     def __init__(self, folder: Path) -> None:
         place = folder / "rabbitmq.socket"
         with (folder / "rabbitmq.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # a second one waits for the start
             joined = _join(place) or _start(place)
-        self._connection, self.port = joined
+        self._connection, self.port, SharedRabbit._log = joined
+
+    @classmethod
+    def said(cls) -> str:
+        """The last lines of its log, for a test that failed."""
+        if cls._log is None or not cls._log.exists():
+            return ""
+        return "\n".join(cls._log.read_text(errors="replace").splitlines()[-60:])
 
     @property
     def url(self) -> str:
@@ -50,18 +60,20 @@ class SharedRabbit:
             connection.recv(1)
 
 
-def _join(place: Path) -> tuple[socket.socket, int] | None:
-    """A connection to the keeper and the server's port; None if there is none, or it is leaving."""
+def _join(place: Path) -> tuple[socket.socket, int, Path] | None:
+    """A connection to the keeper, the server's port and its log; None if there is none, or it is
+    leaving."""
     connection = socket.socket(socket.AF_UNIX)
     with contextlib.suppress(OSError):
         connection.connect(str(place))
-        if told := connection.recv(16):
-            return connection, int(told)
+        if told := connection.recv(1024).decode():
+            port, _, log = told.partition(" ")
+            return connection, int(port), Path(log)
     connection.close()
     return None
 
 
-def _start(place: Path) -> tuple[socket.socket, int]:
+def _start(place: Path) -> tuple[socket.socket, int, Path]:
     place.unlink(missing_ok=True)
     # It outlives who starts it, so `reaper` is not for it. Its input is the first connection.
     with subprocess.Popen(
@@ -90,13 +102,13 @@ def _keep(place: str) -> None:
         ready.register(listener, selectors.EVENT_READ)
         ready.register(sys.stdin, selectors.EVENT_READ)
         try:
-            last = _serve(ready, listener, str(server.port).encode())
+            last = _serve(ready, listener, f"{server.port} {server.log_file}".encode())
         finally:
             server.stop()
         last.close()
 
 
-def _serve(ready: selectors.BaseSelector, listener: socket.socket, port: bytes) -> Any:
+def _serve(ready: selectors.BaseSelector, listener: socket.socket, told: bytes) -> Any:
     """Until nobody is connected. Returns the last connection, to be closed by who ends all."""
     while True:
         for key, _ in ready.select():
@@ -104,7 +116,7 @@ def _serve(ready: selectors.BaseSelector, listener: socket.socket, port: bytes) 
             if one is listener:
                 connection, _ = listener.accept()
                 ready.register(connection, selectors.EVENT_READ)
-                connection.send(port)
+                connection.send(told)
                 continue
             ready.unregister(one)  # they say nothing, so this is its end
             if len(ready.get_map()) == 1:
