@@ -24,7 +24,7 @@ from .engine.diagnosis import ERROR, NOTICE, SEVERITIES, WARNING, Finding
 from .engine.events import duration
 from .engine.inspection import Inspectable, Memory, ParkedTask, Plain
 from .engine.protocol import DEBOUNCE
-from .errors import LockConfigError, LockUnavailable, RelockError
+from .errors import SITE, LockConfigError, LockUnavailable, RelockError
 from .options import OPTION_NAMES
 from .settings import (
     SETTINGS,
@@ -284,7 +284,7 @@ def _wrong_setting(error: LockConfigError) -> Finding:
         ERROR,
         str(error),
         "No locked task can run with this setting.",
-        "Correct the setting; docs/settings.md lists all settings.",
+        f"Correct the setting: {SITE}settings.html lists them all.",
     )
 
 

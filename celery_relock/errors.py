@@ -23,7 +23,8 @@ from .version import __version__
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-_SITE = f"https://celery-relock.readthedocs.io/en/{__version__}/"
+#: Where the documentation of this version is.
+SITE = f"https://celery-relock.readthedocs.io/en/{__version__}/"
 
 
 class RelockError(Exception):
@@ -61,7 +62,7 @@ class RelockError(Exception):
         # Only our own classes have a page: users define subclasses.
         documented = (kind.__name__ for kind in type(self).__mro__ if kind.__module__ == __name__)
         name = next(documented)
-        return f"{_SITE}errors/{'index' if name == 'RelockError' else name}.html"
+        return f"{SITE}errors/{'index' if name == 'RelockError' else name}.html"
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Bypass the constructor: a user's subclass may have changed its arguments.
