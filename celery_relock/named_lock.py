@@ -27,8 +27,8 @@ from .engine.protocol import (
     Claim,
     Conflict,
     Deadlocked,
-    Duplicate,
     Held,
+    OtherAttempt,
 )
 from .engine.renewal import keepalive
 from .errors import (
@@ -444,7 +444,7 @@ class NamedLock(Generic[Client]):
             waited = max(wait or 0.0, 0.0)
             text = f"{self._reason(answer)}; not acquired within {waited:g} s"
             owner = ids.full(answer.owner) if isinstance(answer, Conflict) else None
-            left = answer.remaining if isinstance(answer, Conflict | Duplicate) else None
+            left = answer.remaining if isinstance(answer, Conflict | OtherAttempt) else None
             raise LockNotAcquired(text, name=self.name, owner=owner, remaining=left)
 
     def _grip_of(self, caller: object) -> Any:

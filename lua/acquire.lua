@@ -18,7 +18,7 @@
 -- Reply {FULL, index, count, bytes}: no room: so many messages are parked at the lock with this index; index 0 for all locks
 -- Reply {BUSY, index, ms, fence, owner, label, waiting, parked, shared, kept}: another holds it; is this one parked, the hold shared, kept?
 -- Reply {DEADLOCK, lock, label, …}: waiting would never end: the holder of the lock waits for the next lock, and so on
--- Reply {DUPLICATE, ms, label}: another attempt of the same execution lives, for ms more without renewal
+-- Reply {ATTEMPT, ms, label}: another attempt of the same execution lives, for ms more without renewal
 -- Reply {ENDED}: the execution, or this attempt, has ended already
 -- Reply {ENDED, replaced}: it has not begun, and will not: another one has taken its place
 -- Keeps: at most `limit` live permits; nobody beside sharers; re-entry never waits; only whom those ahead wait for overtakes; idempotent
@@ -202,7 +202,7 @@ local function refusal()
     return parked_at(locks[1])
   end
   if left then
-    return { 'DUPLICATE', left, text }
+    return { 'ATTEMPT', left, text }
   end
   local at = Claim.parked_at(me)
   return at and (asked and asked.message and parked_before(at) or busy(at.index_of_claim))

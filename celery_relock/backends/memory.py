@@ -43,7 +43,6 @@ from ..engine.protocol import (
     Deadlocked,
     Debounce,
     Downgraded,
-    Duplicate,
     Ended,
     Full,
     Held,
@@ -52,6 +51,7 @@ from ..engine.protocol import (
     LockState,
     Message,
     Notice,
+    OtherAttempt,
     ParkAnswer,
     Parked,
     ParkRequest,
@@ -1128,7 +1128,7 @@ class _Acquire(_Command):
         if holds and self.request is not None:
             self._leave_other_places(self.limits)
             return self._park(self.limits, self.locks[0], before_all=True)
-        return Duplicate(left, label)
+        return OtherAttempt(left, label)
 
     def _refusal_of_a_late_copy(self) -> Conflict | Parked | None:
         """If this very attempt has parked its message, and the message has not come back since,

@@ -34,11 +34,11 @@ from .protocol import (
     Claim,
     Conflict,
     Deadlocked,
-    Duplicate,
     Ended,
     EndedAs,
     Held,
     LockState,
+    OtherAttempt,
     Outcome,
     ParkAnswer,
     Parked,
@@ -313,7 +313,7 @@ def acquiring(lease: Lease, wait: float | None, listening: bool) -> _Steps[Outco
             queue = left > 0  # asked without a wait, the answer names who is in the way
         elif isinstance(answer, Ended | Deadlocked) or left <= 0:
             return answer
-        elif isinstance(answer, Duplicate):
+        elif isinstance(answer, OtherAttempt):
             # The other attempt renews, ends or lapses without a message to us: look now and then.
             yield Step.SLEEP, min(max(answer.remaining, 0.05), lease.waiter_lease / 3, left)
         else:

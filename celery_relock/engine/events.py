@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import LockLost
 from . import ids
-from .protocol import COOLDOWN, LINE, Answer, Conflict, Duplicate, Full, Passed
+from .protocol import COOLDOWN, LINE, Answer, Conflict, Full, OtherAttempt, Passed
 
 if TYPE_CHECKING:
     from .lease import Lease
@@ -222,7 +222,7 @@ def told_by(label: str) -> tuple[str, str, str, int]:
 
 def describe_conflict(name: str, answer: Answer) -> str:
     """`the lock … is held by … for …`, from what the backend answered."""
-    if isinstance(answer, Duplicate):
+    if isinstance(answer, OtherAttempt):
         what = f"holds or awaits the lock {name!r}"
         if name.startswith(LINE):
             what = f"has its turn or awaits it in the order of {name.removeprefix(LINE)!r}"

@@ -106,7 +106,7 @@ class Conflict(NamedTuple):
     kept: bool = False
 
 
-class Duplicate(NamedTuple):
+class OtherAttempt(NamedTuple):
     """Another attempt of the same execution lives, for `remaining` seconds more without renewal."""
 
     remaining: float
@@ -145,8 +145,8 @@ class Deadlocked(NamedTuple):
     repeated: bool = False
 
 
-Answer: TypeAlias = Held | Queued | Conflict | Duplicate | Ended | Deadlocked
-Outcome: TypeAlias = Held | Conflict | Duplicate | Ended | Deadlocked
+Answer: TypeAlias = Held | Queued | Conflict | OtherAttempt | Ended | Deadlocked
+Outcome: TypeAlias = Held | Conflict | OtherAttempt | Ended | Deadlocked
 
 
 class ParkRequest(NamedTuple):
@@ -201,7 +201,7 @@ class Full(NamedTuple):
 
 
 #: What `Backend.park` answers.
-ParkAnswer: TypeAlias = Held | Parked | Full | Duplicate | Deadlocked | Ended
+ParkAnswer: TypeAlias = Held | Parked | Full | OtherAttempt | Deadlocked | Ended
 
 
 class Successor(NamedTuple):

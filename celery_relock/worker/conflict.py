@@ -41,10 +41,10 @@ from ..engine.protocol import (
     LINE,
     Conflict,
     Deadlocked,
-    Duplicate,
     Ended,
     Full,
     Held,
+    OtherAttempt,
     ParkAnswer,
     Parked,
     Successor,
@@ -124,7 +124,7 @@ def obtain(attempt: Attempt) -> Held | None:
         while True:
             try:
                 answer = engine.acquire(lease, 0.0 if to_warn else wait)
-                if to_warn and isinstance(answer, Conflict | Duplicate):
+                if to_warn and isinstance(answer, Conflict | OtherAttempt):
                     to_warn = False  # before the wait, which may be until a time limit
                     _warn_of_an_ancestor(attempt, answer)
                     continue
@@ -223,7 +223,7 @@ def end_waiting(attempt: Attempt, error: Exception | None) -> None:
         withdraw_later(attempt.engine, claim.execution_id, remember, of)
 
 
-def _refuse(attempt: Attempt, answer: Conflict | Duplicate, error: Exception) -> NoReturn:
+def _refuse(attempt: Attempt, answer: Conflict | OtherAttempt, error: Exception) -> NoReturn:
     """End an execution without its lock; one that was parked is withdrawn."""
     if isinstance(answer, Conflict) and answer.parked:
         of = attempt.lease.claim.execution_id, remember_of(attempt, error)
@@ -231,7 +231,7 @@ def _refuse(attempt: Attempt, answer: Conflict | Duplicate, error: Exception) ->
     raise error
 
 
-def _decide(attempt: Attempt, answer: Conflict | Duplicate | Ended | Deadlocked) -> Held | None:
+def _decide(attempt: Attempt, answer: Conflict | OtherAttempt | Ended | Deadlocked) -> Held | None:
     """The lock is held: do what the answer and the task's policy say. Returns what was acquired
     after all; None if the lock is to be asked for once more."""
     message, options = attempt.message, attempt.options
@@ -241,7 +241,7 @@ def _decide(attempt: Attempt, answer: Conflict | Duplicate | Ended | Deadlocked)
     if isinstance(answer, Deadlocked):
         raise deadlock(attempt, answer)
     error = _conflict_error(attempt, answer)
-    copy = answer if isinstance(answer, Duplicate) and message is not None else None
+    copy = answer if isinstance(answer, OtherAttempt) and message is not None else None
     policy = "duplicate" if copy is not None else _policy(options, answer, error)
     if policy not in WAITS and isinstance(answer, Conflict) and answer.fence in attempt.kept_fences:
         policy = "wait"
@@ -277,7 +277,7 @@ def _patience_in_slot(attempt: Attempt) -> float:
     return options.patience if left is None else max(left, 0.0)
 
 
-def _warn_of_an_ancestor(attempt: Attempt, answer: Conflict | Duplicate) -> None:
+def _warn_of_an_ancestor(attempt: Attempt, answer: Conflict | OtherAttempt) -> None:
     """Warn once if an ancestor of this task holds the lock that it waits for.
 
     If the ancestor waits for this task, both wait for ever, which the server cannot see. It sees
@@ -308,7 +308,7 @@ def _warn_of_an_ancestor(attempt: Attempt, answer: Conflict | Duplicate) -> None
         )
 
 
-def _policy(options: LockOptions, answer: Conflict | Duplicate, error: LockConflict) -> str:
+def _policy(options: LockOptions, answer: Conflict | OtherAttempt, error: LockConflict) -> str:
     """The policy of the task, or the one that its callable chooses for this conflict."""
     policy = options.on_conflict
     if not callable(policy):
@@ -342,7 +342,7 @@ def _as_done(policy: str, attempt: Attempt) -> str:
     return "raise" if waits and not callable(attempt.options.on_conflict) else policy
 
 
-def _wait_behind(attempt: Attempt, answer: Duplicate, error: LockConflict) -> Held | None:
+def _wait_behind(attempt: Attempt, answer: OtherAttempt, error: LockConflict) -> Held | None:
     """Let a copy wait behind the execution that lives.
 
     Never an error, which would overwrite the state of that execution. The copy comes back: it is
@@ -361,7 +361,7 @@ def _wait_behind(attempt: Attempt, answer: Duplicate, error: LockConflict) -> He
     return _stay(attempt, None, error)
 
 
-def _park(attempt: Attempt, answer: Conflict | Duplicate, error: LockConflict) -> Held | None:
+def _park(attempt: Attempt, answer: Conflict | OtherAttempt, error: LockConflict) -> Held | None:
     message: Any = attempt.message
     left = seconds_left(message, attempt.options)
     if left is not None and left <= 0:
@@ -399,7 +399,7 @@ def _try_to_park(attempt: Attempt, left: float | None) -> ParkAnswer | None:
     return engine.park(lease, request)
 
 
-def _send_again(attempt: Attempt, answer: Conflict | Duplicate, error: LockConflict) -> Held:
+def _send_again(attempt: Attempt, answer: Conflict | OtherAttempt, error: LockConflict) -> Held:
     message = attempt.message
     if isinstance(answer, Conflict) and _own_share(answer):
         # It would be in its own way each time.
@@ -446,7 +446,7 @@ def _stay(attempt: Attempt, wait: float | None, error: LockConflict) -> Held:
     _refuse(attempt, answer, error)
 
 
-def _conflict_error(attempt: Attempt, answer: Conflict | Duplicate) -> LockConflict:
+def _conflict_error(attempt: Attempt, answer: Conflict | OtherAttempt) -> LockConflict:
     options, text = attempt.options, describe_conflict(attempt.lease.claim.names[0], answer)
     busy = answer if isinstance(answer, Conflict) else None
     mine = _own_share(answer)
@@ -470,7 +470,7 @@ def _conflict_error(attempt: Attempt, answer: Conflict | Duplicate) -> LockConfl
     )
 
 
-def _own_share(answer: Conflict | Duplicate) -> Lease | None:
+def _own_share(answer: Conflict | OtherAttempt) -> Lease | None:
     """The lease by which this call stack itself is in the way: it shares the lock."""
     if isinstance(answer, Conflict) and answer.shared:
         return reentrancy.sharing(answer.name)

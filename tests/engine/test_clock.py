@@ -11,7 +11,7 @@ import pytest
 
 from celery_relock.engine.events import LockEvent
 from celery_relock.engine.lease import State
-from celery_relock.engine.protocol import Conflict, Duplicate, Held, Queued
+from celery_relock.engine.protocol import Conflict, Held, OtherAttempt, Queued
 from celery_relock.engine.renewal import keepalive
 from tests.support import RedisServer, leftovers, wait_for
 from tests.support.clock import server_with_a_clock
@@ -205,7 +205,7 @@ class TestSetBackWhenSomebodyDied:
         desk.queue("waiter", "dead", wait=1.0, inbox="nobody")
         server.set_clock(-HOUR)
         answer = desk.acquire("waiter", "copy", wait=6.0)
-        assert isinstance(answer, Duplicate)
+        assert isinstance(answer, OtherAttempt)
         assert answer.remaining <= 1.0
         wait_for(lambda: isinstance(desk.acquire("waiter", "copy", wait=6.0), Queued))
         desk.release("waiter", "copy")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from celery_relock.engine import lease as lease_module
-from celery_relock.engine.protocol import Conflict, Duplicate, Ended, Held, Parked, ParkRequest
+from celery_relock.engine.protocol import Conflict, Ended, Held, OtherAttempt, Parked, ParkRequest
 from tests.support.companion import running
 from tests.support.proxy import Proxy
 from tests.support.runs import Runs
@@ -31,7 +31,7 @@ def test_a_duplicate_is_told_how_long_the_first_attempt_lives_and_who_it_is(
     one, two = runs(), runs()
     first = one.held("a", execution_id="run-1", label="sync[42] host:1", lease=20.0)
     answer = two.engine.acquire(two.lease("a", execution_id="run-1"))
-    assert isinstance(answer, Duplicate)
+    assert isinstance(answer, OtherAttempt)
     assert 19 < answer.remaining <= 20
     assert answer.label == "sync[42] host:1"
     one.release(first)
@@ -43,7 +43,7 @@ def test_a_duplicate_does_not_re_enter_by_its_own_executions_ancestors(
     one, two = runs(), runs()
     first = one.held("a", execution_id="run-1", owner="flow")
     copy = two.lease("a", execution_id="run-1", owner="flow", ancestors=("run-1",), by_owner=True)
-    assert isinstance(two.engine.acquire(copy), Duplicate)
+    assert isinstance(two.engine.acquire(copy), OtherAttempt)
     two.release(copy)
     assert one.release(first)
 
@@ -83,7 +83,7 @@ def test_a_duplicate_takes_over_when_the_first_attempt_was_killed(
         assert first.line() == "held"
         fence = here.engine.inspect("a").holds[0].fence
         copy = here.lease("a", execution_id="run-1")
-        assert isinstance(here.engine.acquire(copy), Duplicate)
+        assert isinstance(here.engine.acquire(copy), OtherAttempt)
         first.kill()
         started = time.monotonic()
         assert isinstance(here.engine.acquire(copy, 30.0), Held)
@@ -117,7 +117,7 @@ def test_a_duplicate_has_no_place_in_the_queue_beside_the_first_attempt(
     first, copy = one.lease("a", execution_id="run-1"), two.lease("a", execution_id="run-1")
     waiter = one.waiting(first)
     two.ready()
-    assert isinstance(two.engine.acquire(copy, 0.1), Duplicate)
+    assert isinstance(two.engine.acquire(copy, 0.1), OtherAttempt)
     assert one.engine.inspect("a").waiting == 1
     two.release(copy)
     one.release(holder)

@@ -11,7 +11,7 @@ import pytest
 
 from celery_relock.engine import ids
 from celery_relock.engine.events import describe_conflict, duration, label_of
-from celery_relock.engine.protocol import LINE, Conflict, Duplicate
+from celery_relock.engine.protocol import LINE, Conflict, OtherAttempt
 
 TASK_ID = "0f8fad5b-d9cb-469f-a165-70867728950e"
 
@@ -75,7 +75,7 @@ def test_a_claim_that_could_share_a_lock_is_told_that_an_exclusive_one_waits_ahe
 
 
 def test_a_duplicate_is_told_as_another_copy_of_the_execution() -> None:
-    text = describe_conflict("a", Duplicate(8.2, "shop.pay web:7"))
+    text = describe_conflict("a", OtherAttempt(8.2, "shop.pay web:7"))
     assert text == (
         "another copy of this execution holds or awaits the lock 'a' (shop.pay web:7), "
         "for 8 s more if it has died"
@@ -83,7 +83,7 @@ def test_a_duplicate_is_told_as_another_copy_of_the_execution() -> None:
 
 
 def test_a_duplicate_in_an_order_is_told_by_the_name_that_its_user_wrote() -> None:
-    text = describe_conflict(f"{LINE}a", Duplicate(8.2, "shop.pay web:7"))
+    text = describe_conflict(f"{LINE}a", OtherAttempt(8.2, "shop.pay web:7"))
     assert text == (
         "another copy of this execution has its turn or awaits it in the order of 'a' "
         "(shop.pay web:7), for 8 s more if it has died"

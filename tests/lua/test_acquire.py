@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celery_relock.engine.protocol import Conflict, Duplicate, Ended, Held, Queued
+from celery_relock.engine.protocol import Conflict, Ended, Held, OtherAttempt, Queued
 
 
 def claim_of(
@@ -129,9 +129,9 @@ def test_another_attempt_of_an_execution_that_holds_is_a_duplicate(desk):
 
     tag, ms, label = desk.raw("acquire", *claim_of(desk, "r1", "other", by_owner=1))
 
-    assert (tag, label) == ("DUPLICATE", "- worker 1")
+    assert (tag, label) == ("ATTEMPT", "- worker 1")
     assert 25_000 < ms <= 30_000
-    assert isinstance(desk.acquire("r1", "other", wait=6.0), Duplicate)
+    assert isinstance(desk.acquire("r1", "other", wait=6.0), OtherAttempt)
     assert desk.waiters() == []
 
 
@@ -141,14 +141,14 @@ def test_another_attempt_of_an_execution_that_waits_is_a_duplicate(desk):
 
     answer = desk.acquire("r2", "other", wait=6.0)
 
-    assert isinstance(answer, Duplicate)
+    assert isinstance(answer, OtherAttempt)
     assert answer.label == "worker 2"
     assert 5 < answer.remaining <= 6
 
 
 def test_another_attempt_takes_over_when_the_first_has_lapsed(desk):
     fence = desk.fence("r1")
-    assert isinstance(desk.acquire("r1", "other"), Duplicate)
+    assert isinstance(desk.acquire("r1", "other"), OtherAttempt)
     desk.lapse("r1")
 
     assert desk.fence("r1", "other") > fence

@@ -79,7 +79,7 @@ def _use_every_verb(backend: RedisBackend) -> None:
     backend.acquire(_claim("r1", "a"))  # HELD
     backend.acquire(_claim("r2", "a"))  # BUSY
     backend.acquire(_claim("r2", "a"), waiter_lease=20.0, inbox="inbox")  # WAIT
-    backend.acquire(_claim("r1", "a", attempt_id="n2"))  # DUPLICATE
+    backend.acquire(_claim("r1", "a", attempt_id="n2"))  # ATTEMPT
     backend.acquire(_claim("r3", "b", "c"))
     backend.renew([Renewal("a", "r1", "n1", 30.0), Renewal("b", "r3", "gone", 30.0)])
     renewals = [("a", "r1"), ("a", "r2"), ("b", "nobody")]  # HELD, WAIT, LOST

@@ -7,7 +7,7 @@ import pytest
 from celery_relock.dedup import marker
 from celery_relock.engine import ids
 from celery_relock.engine.engine import Engine
-from celery_relock.engine.protocol import KEPT, Duplicate, Ended, Held, Release, Successor
+from celery_relock.engine.protocol import KEPT, Ended, Held, OtherAttempt, Release, Successor
 from tests.support import leftovers
 
 NAME = marker.name_for("app.report", ["report:42"])
@@ -60,7 +60,7 @@ def test_an_execution_takes_over_its_own_which_lives_as_long_as_its_lease(engine
     _put(engine, "r1")
     assert isinstance(_arrive(engine, "r1"), Held)
     assert _remaining(engine) == [30]
-    assert isinstance(_arrive(engine, "r1"), Duplicate)
+    assert isinstance(_arrive(engine, "r1"), OtherAttempt)
     assert _put(engine, "r2").execution_id == "r1"
 
 

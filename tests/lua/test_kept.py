@@ -8,9 +8,9 @@ import pytest
 from celery_relock.engine.protocol import (
     COOLDOWN,
     Conflict,
-    Duplicate,
     Ended,
     Held,
+    OtherAttempt,
     ParkRequest,
     Queued,
     Release,
@@ -86,7 +86,7 @@ def test_the_lease_of_the_successor_is_its_own_and_not_that_of_the_countdown(des
 
 def test_a_second_copy_of_the_successor_is_a_duplicate(desk, kept):
     desk.fence("next", **OWNER)
-    assert isinstance(desk.acquire("next", "another", **OWNER), Duplicate)
+    assert isinstance(desk.acquire("next", "another", **OWNER), OtherAttempt)
 
 
 def test_the_execution_that_left_its_hold_has_ended(desk, kept):

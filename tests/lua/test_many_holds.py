@@ -10,8 +10,8 @@ import pytest
 from celery_relock.engine.protocol import (
     SHARED,
     Conflict,
-    Duplicate,
     Held,
+    OtherAttempt,
     Queued,
     Release,
     Renewal,
@@ -189,7 +189,7 @@ def test_another_attempt_is_a_duplicate_among_many(desk):
         desk.fence(f"h{number}", limit=100)
     fence = desk.fence("one", limit=100)
 
-    assert isinstance(desk.acquire("one", "n2", limit=100), Duplicate)
+    assert isinstance(desk.acquire("one", "n2", limit=100), OtherAttempt)
     assert desk.fence("one", limit=100) == fence, "sent again"
     assert desk.release("one")
 

@@ -6,9 +6,9 @@ import pytest
 
 from celery_relock.engine.protocol import (
     Conflict,
-    Duplicate,
     Ended,
     Held,
+    OtherAttempt,
     Parked,
     Queued,
     Release,
@@ -128,7 +128,7 @@ def test_a_late_copy_acquires_nothing_when_its_message_has_come_and_was_put_back
 def test_a_message_that_arrives_twice_runs_once(sent):
     sent.fence("r2", "one")
 
-    assert isinstance(sent.acquire("r2", "two"), Duplicate)
+    assert isinstance(sent.acquire("r2", "two"), OtherAttempt)
     sent.release("r2", "one", ended="execution")
     assert isinstance(sent.acquire("r2", "two"), Ended)
     assert isinstance(sent.leave("r2", "two"), Ended)
@@ -280,7 +280,7 @@ def test_a_copy_of_an_execution_that_waits_in_a_process_is_not_parked(desk):
     desk.fence("r1")
     desk.queue("r2", "one")
 
-    assert isinstance(desk.leave("r2", "two"), Duplicate)
+    assert isinstance(desk.leave("r2", "two"), OtherAttempt)
     assert isinstance(desk.beat("r2", "one"), Queued), "its place is as it was"
 
 
@@ -306,7 +306,7 @@ def test_a_copy_of_an_execution_that_holds_one_lock_and_waits_for_another_is_not
 
     answer = desk.leave("inner", "two", names=AB, owner="o", ancestors=("outer",))
 
-    assert isinstance(answer, Duplicate)
+    assert isinstance(answer, OtherAttempt)
     assert isinstance(desk.beat("inner", "one", "b"), Queued)
 
 

@@ -9,8 +9,8 @@ import pytest
 from celery_relock.engine.protocol import (
     LINE,
     Conflict,
-    Duplicate,
     Held,
+    OtherAttempt,
     PlaceRequest,
     Queued,
     Release,
@@ -110,7 +110,7 @@ def test_a_place_lives_for_as_long_as_it_was_given(desk, set_back, renewals):
     set_back()
 
     answer = desk.acquire("waiter", "copy", wait=0.3)
-    assert isinstance(answer, Duplicate)
+    assert isinstance(answer, OtherAttempt)
     assert answer.remaining <= 0.3
     desk.wait_ms(310)
     assert isinstance(desk.acquire("waiter", "copy", wait=0.6), Queued)

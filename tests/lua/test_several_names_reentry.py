@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celery_relock.engine.protocol import Conflict, Duplicate, Held, Queued, Renewal
+from celery_relock.engine.protocol import Conflict, Held, OtherAttempt, Queued, Renewal
 
 AB = ("a", "b")
 
@@ -104,7 +104,7 @@ def test_an_attempt_that_is_turned_away_leaves_no_place(desk):
     desk.queue("inner", "n1", names=AB, owner="o", ancestors=("outer",))
     desk.lapse_place("inner")
 
-    assert isinstance(desk.acquire("inner", "n2", names=AB, owner="o", wait=6.0), Duplicate)
+    assert isinstance(desk.acquire("inner", "n2", names=AB, owner="o", wait=6.0), OtherAttempt)
     assert desk.beat("inner", "n2") is None
 
 

@@ -7,9 +7,9 @@ import pytest
 from celery_relock.engine.protocol import (
     Claim,
     Deadlocked,
-    Duplicate,
     Ended,
     Held,
+    OtherAttempt,
     Queued,
     Release,
     Successor,
@@ -29,8 +29,8 @@ def test_who_has_the_lock_or_waits_already_gets_no_second_place(desk):
     in_a_row(desk, "r2")
 
     assert isinstance(desk.acquire("r1", wait=6.0), Held)
-    assert isinstance(desk.acquire("r1", "n2", wait=6.0), Duplicate)
-    assert isinstance(desk.acquire("r2", "n2", wait=6.0), Duplicate)
+    assert isinstance(desk.acquire("r1", "n2", wait=6.0), OtherAttempt)
+    assert isinstance(desk.acquire("r2", "n2", wait=6.0), OtherAttempt)
     assert desk.waiters() == ["r2"]
 
 

@@ -27,11 +27,11 @@ from celery_relock.engine.protocol import (
     Burst,
     Conflict,
     Deadlocked,
-    Duplicate,
     Ended,
     Full,
     Held,
     HoldInfo,
+    OtherAttempt,
     Parked,
     Queued,
     Release,
@@ -165,11 +165,11 @@ class TwoBackends(Beside):
         answer = None
         if how != "park" or twice:  # as a worker does before it parks
             answer = self._send(run, lambda desk: desk.acquire(run, attempt, **asks), twice)
-        if how == "park" and (answer is None or isinstance(answer, Conflict | Duplicate)):
+        if how == "park" and (answer is None or isinstance(answer, Conflict | OtherAttempt)):
             answer = self._send(
                 run, lambda desk: desk.leave(run, attempt, patience=patience, **claim), twice
             )
-        if not isinstance(answer, Conflict | Duplicate):
+        if not isinstance(answer, Conflict | OtherAttempt):
             self.parked.discard(run)
         if twice or not heard:
             self.doubtful.add(attempt)

@@ -11,8 +11,8 @@ from celery_relock.engine.protocol import (
     Claim,
     Conflict,
     Downgraded,
-    Duplicate,
     Held,
+    OtherAttempt,
     Parked,
     Queued,
     Renewal,
@@ -234,7 +234,7 @@ class Driver(Invariants):
             return ("PARKED",)
         if isinstance(answer, Queued):
             return ("WAIT", answer.rank)
-        return ("DUPLICATE",) if isinstance(answer, Duplicate) else ("ENDED",)
+        return ("ATTEMPT",) if isinstance(answer, OtherAttempt) else ("ENDED",)
 
     def _told_beat(self, answer: Any) -> Reply:
         if isinstance(answer, Held):

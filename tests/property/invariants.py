@@ -11,9 +11,9 @@ from celery_relock.engine.protocol import (
     Answer,
     Claim,
     Conflict,
-    Duplicate,
     Ended,
     Held,
+    OtherAttempt,
     Parked,
     Queued,
 )
@@ -145,7 +145,7 @@ class Invariants(RuleBasedStateMachine):
             assert (lock.lifetimes["waiters"] == -1) == bool(lock.messages)
 
     def invariant_02_reentry_never_blocks(self, claim: Claim, answer: Answer) -> None:
-        if isinstance(answer, (Duplicate, Ended)) or self._is_late_copy(claim):
+        if isinstance(answer, (OtherAttempt, Ended)) or self._is_late_copy(claim):
             return
         for name in claim.names:
             permits = self._admitting(claim, name)
@@ -200,7 +200,7 @@ class Invariants(RuleBasedStateMachine):
             other = hold is not None and hold.attempt_id != claim.attempt_id
             waits = bool(place) and place["expiry"] > 1 and not place.get("parked")
             if other or (waits and place["attempt"] != claim.attempt_id):
-                assert isinstance(answer, (Duplicate, Ended, Parked))
+                assert isinstance(answer, (OtherAttempt, Ended, Parked))
                 assert hold == self.now[name].holds.get(claim.execution_id)
 
     def invariant_05_who_was_withdrawn_has_no_place(self, run: str, had: bool) -> None:

@@ -74,13 +74,13 @@ class Model(ParkedRuns):
         if ended & {EXECUTION_ENDED, claim.attempt_id}:
             return ("ENDED",)
         if self._another_attempt_waits(claim):
-            return ("DUPLICATE",)
+            return ("ATTEMPT",)
         if all(hold.attempt_id == claim.attempt_id for hold in self._holds_of(claim)):
             return self._refusal_of_a_late_copy(claim, place)
         if place.parked:
             self._leave_places_but_for(claim.execution_id, list(claim.names), is_in=False)
             return self._park(claim.execution_id, place, deadline, first=True)
-        return ("DUPLICATE",)
+        return ("ATTEMPT",)
 
     def _wait(self, run: str, place: Place, name: str) -> Reply:
         self._forget(run)

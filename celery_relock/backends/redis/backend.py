@@ -29,7 +29,6 @@ from ...engine.protocol import (
     Deadlocked,
     Debounce,
     Downgraded,
-    Duplicate,
     Ended,
     Full,
     Held,
@@ -38,6 +37,7 @@ from ...engine.protocol import (
     LockState,
     Message,
     Notice,
+    OtherAttempt,
     ParkAnswer,
     Parked,
     ParkRequest,
@@ -139,7 +139,7 @@ class RedisBackend:
         if isinstance(answer, Conflict):
             # Until it is parked here, or withdrawn everywhere.
             return cast(_A, answer._replace(parked=True))
-        if not isinstance(answer, Duplicate):
+        if not isinstance(answer, OtherAttempt):
             keys = [self.keys.meta(bucket), self.keys.tombstone(claim.execution_id, bucket)]
             with suppress(RelockError):  # then it comes once more, and is found out
                 self._run("withdraw", keys, [claim.execution_id, "0", ""])
@@ -515,8 +515,8 @@ def _answer(claim: Claim, reply: list[Any], repeated: bool, sent: float) -> Answ
         outranked = shared == 1 and claim.limits[index - 1] == SHARED
         how = parked == 1, repeated, shared == 1, outranked, kept == 1
         return Conflict(claim.names[index - 1], *of, *how)
-    if tag == b"DUPLICATE":
-        return Duplicate(reply[1] / 1000, _label(reply[2]), repeated)
+    if tag == b"ATTEMPT":
+        return OtherAttempt(reply[1] / 1000, _label(reply[2]), repeated)
     if tag == b"DEADLOCK":
         return Deadlocked(tuple(x.decode(errors="replace") for x in reply[1:]), repeated)
     return Ended(replaced=len(reply) > 1)
