@@ -52,7 +52,7 @@ def send(sending: Sending) -> Any:
     result somebody else waits is sent at once."""
     task, declared, _, args, kwargs, options = sending
     pause = declared.options.debounce
-    if dedup.is_awaited(options) or not enabled(task.app):
+    if dedup.is_result_awaited(options) or not enabled(task.app):
         return dedup.send(sending)
     if options.get("countdown") or options.get("eta"):
         raise LockConfigError(

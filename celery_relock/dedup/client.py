@@ -92,7 +92,7 @@ def send(sending: Sending, mark: Mark | None = None) -> Any:
     mode = declared.options.dedup
     if mode is None:
         return publish(args, kwargs, **options)
-    awaited = is_awaited(options)
+    awaited = is_result_awaited(options)
     options["task_id"] = task_id = options.get("task_id") or uuid()
     if awaited:
         options[SAYS] = {DEDUP: ["", marker.OWN]}
@@ -105,7 +105,7 @@ def send(sending: Sending, mark: Mark | None = None) -> Any:
     return _send_once(call, keep, do_send, acquire)
 
 
-def is_awaited(options: Mapping[str, Any]) -> bool:
+def is_result_awaited(options: Mapping[str, Any]) -> bool:
     """Whether somebody else waits for the result of a call with these options."""
     return any(options.get(name) for name in _AWAITED)
 

@@ -144,8 +144,8 @@ class Execution:
             which an eager or direct call has not, and so can be neither parked nor sent again.
             `header` is the message's.
         names, limits, owner: what this call asks for; limits by name.
-        unasked: where it has not asked yet: its locks, its line, its marker. If it ends now, what
-            waits for it there is in the way.
+        unasked: what Redis can have for it where it has not asked yet: at its locks, its line, its
+            marker. If it ends now, that is in the way of others, and is cleared away.
         make_hold: makes what `self.lock` shows; None before there is a hold.
     """
 
@@ -157,7 +157,7 @@ class Execution:
         self.names: tuple[str, ...] = ()
         self.limits: Mapping[str, int] = {}
         self.owner = ""
-        self.unasked = revocation.OF_ITS_LOCKS
+        self.unasked = revocation.BEFORE_MARKER
         self.make_hold: MakeHold | None = None
 
     def begin(self) -> Header | None:
@@ -212,7 +212,7 @@ class Execution:
         self.names = names = declared.names(arguments)
         self.limits = dict(zip(names, declared.limits(arguments, names), strict=True))
         self.owner = owner(declared.options.owner, self.request, self.task.name)
-        self.unasked = revocation.AT_ITS_LINE
+        self.unasked = revocation.BEFORE_LINE
         # From the inside out: the locks, the line, the marker.
         locked = self.run_locked
         if header is not None and (header.order or declared.options.order):
@@ -223,7 +223,7 @@ class Execution:
 
     def run_in_order(self, run_body: Body) -> Any:
         """Run the body under its locks, in its turn."""
-        self.unasked = revocation.AT_ITS_LOCKS
+        self.unasked = revocation.BEFORE_LOCKS
         return order.around(self, run_body)
 
     def run_locked(self, run_body: Body) -> Any:
@@ -328,13 +328,13 @@ class Execution:
                         release(engine, lease, ended=ended)
 
     def note_end(self, error: Exception | None) -> None:
-        """It is over, as far as `run` knows. What waits for it where it has not asked is cleared
+        """It is over, as far as `run` knows: what is left of it where it has not asked is cleared
         away."""
         if self.message is None:
             return
         if self.task.acks_late:
             delivery_of(self.message).over = is_acknowledged(self.task, error)
-        if self.unasked and header_of(self.message).is_awaited:
+        if self.unasked and header_of(self.message).has_leftovers:
             remember = remember_for(self.task, error)
             revocation.clear_away(self.task.app, self.message, self.task, self.unasked, remember)
 

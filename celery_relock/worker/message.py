@@ -209,14 +209,15 @@ class Header(NamedTuple):
         return self.dedup[0] if self.dedup else ""
 
     @property
-    def is_awaited(self) -> bool:
-        """Whether something in Redis that belongs to its task's locks waits for it."""
+    def has_leftovers(self) -> bool:
+        """Whether Redis can have something for it, at its task's locks, that is in the way of
+        others if it does not come (see `revocation.Leftovers`)."""
         return bool(self.parked or self.kept or self.order or self.marker)
 
     @property
-    def has_left(self) -> bool:
-        """Whether something in Redis waits for it, also of a workflow's locks."""
-        return self.is_awaited or bool(self.workflow_locks)
+    def has_any_leftovers(self) -> bool:
+        """The same, also at a workflow's locks."""
+        return self.has_leftovers or bool(self.workflow_locks)
 
     def content(self) -> dict[str, Any]:
         """What is written into a message: the version of this content, so that one that is not

@@ -31,7 +31,7 @@ from .message import ENTER, HEADER, has_begun, header_of, is_lockable
 
 def is_ours(task: Any, request: Any) -> bool:
     """Whether Redis may have something for a message of this task."""
-    return is_lockable(task) or header_of(request).has_left
+    return is_lockable(task) or header_of(request).has_any_leftovers
 
 
 def _withdraw(engine: Engine, request: Any, remember: float | None, **_: Any) -> None:
@@ -40,21 +40,21 @@ def _withdraw(engine: Engine, request: Any, remember: float | None, **_: Any) ->
         engine.parking.withdraw(again_of(header.execution_id), remember)
 
 
-Rooms: TypeAlias = tuple[tuple[Callable[..., None], str], ...]
-# Who clears away what, and what becomes of that if it is refused.
+# What Redis can have for a message: who clears it away, and what becomes of it if that is refused.
+Leftovers: TypeAlias = tuple[tuple[Callable[..., None], str], ...]
 _PARKED = (_withdraw, "the place of %s in its queue, its message will come again")
 _KEPT = (retry.clear_away, "the lock kept for %s, its lease ends it")
 _LINE = (order.clear_away, "the place of %s in its order, it will be passed over")
 _MARKER = (dedup.clear_away, "the dedup marker of %s, it ends by itself")
 _COOLDOWN = (cooldown.clear_away, "the lock that cools down after %s, it does so in its time")
 _WORKFLOW = (steps.clear_away, "the hold left to %s, it ends after its gap")
-#: What is left for one that came as far as its line; as its marker, or straight to its locks; for
-#: one that has no names yet. What it has come by has ended what it has there.
-AT_ITS_LOCKS: Rooms = (_PARKED, _KEPT)
-AT_ITS_LINE: Rooms = (*AT_ITS_LOCKS, _LINE)
-OF_ITS_LOCKS: Rooms = (*AT_ITS_LINE, _MARKER)
-_ALL: Rooms = (*OF_ITS_LOCKS, _COOLDOWN, _WORKFLOW)
-_BUT_PARKED: Rooms = (_KEPT, _LINE, _MARKER, _COOLDOWN, _WORKFLOW)
+#: What is left for an execution that ends before it has asked for its locks, its line, its marker.
+#: It asks in the other order: first for its marker. Who asks ends by itself what it has there.
+BEFORE_LOCKS: Leftovers = (_PARKED, _KEPT)
+BEFORE_LINE: Leftovers = (*BEFORE_LOCKS, _LINE)
+BEFORE_MARKER: Leftovers = (*BEFORE_LINE, _MARKER)
+_ALL: Leftovers = (*BEFORE_MARKER, _COOLDOWN, _WORKFLOW)
+_BUT_PARKED: Leftovers = (_KEPT, _LINE, _MARKER, _COOLDOWN, _WORKFLOW)
 
 
 def _end_own(engine: Engine, request: Any, remember: float | None, task: Any, **_: Any) -> None:
@@ -84,7 +84,7 @@ def _revoked(sender: Any = None, request: Any = None, terminated: Any = None, **
     with suppress(LockConfigError):  # told when the worker began
         for each in (header.execution_id, again_of(header.execution_id)):
             withdraw_later(engine_of(sender.app), each)  # it may be parked
-    _clear_soon(sender, request, rooms=_BUT_PARKED, began=was_running)
+    _clear_soon(sender, request, leftovers=_BUT_PARKED, began=was_running)
 
 
 def _clear_soon(task: Any, request: Any, **how: Any) -> None:
@@ -99,7 +99,7 @@ def clear_away(
     app: Any,
     request: Any,
     task: Any = None,
-    rooms: Rooms = _ALL,
+    leftovers: Leftovers = _ALL,
     remember: float | None = None,
     began: bool = False,
 ) -> None:
@@ -107,13 +107,13 @@ def clear_away(
 
     Args:
         task: its task, if that is known: a locked one tells more than the message.
-        rooms: all, or those that are left, such as `OF_ITS_LOCKS`.
+        leftovers: what there can be, such as `BEFORE_MARKER`.
         remember: see `end_unexecuted`.
         began: its body has begun, or may have.
     """
     if not is_lockable(task):
         task = None
-    for clear, what in rooms:
+    for clear, what in leftovers:
         try:
             engine = engine_of(app)
             of = engine, request, remember

@@ -44,7 +44,7 @@ def alone(task: Any, message: Any) -> Iterator[None]:
         Late: the execution has ended.
     """
     header, error = header_of(message), None
-    if not header.is_awaited:
+    if not header.has_leftovers:
         yield
         return
     if not header.workflow_locks:  # else it may have been parked for them
@@ -59,7 +59,8 @@ def alone(task: Any, message: Any) -> Iterator[None]:
             if isinstance(engine.acquire(lease, None), Ended):  # after a copy that runs now
                 raise Late("is a late copy of an execution that has ended")
         # If its process dies, it comes again, perhaps where its task has a lock.
-        revocation.clear_away(task.app, message, rooms=revocation.OF_ITS_LOCKS, remember=0.0)
+        leftovers = revocation.BEFORE_MARKER
+        revocation.clear_away(task.app, message, leftovers=leftovers, remember=0.0)
         yield
     except BaseException as raised:
         error = raised
@@ -73,7 +74,7 @@ def alone(task: Any, message: Any) -> Iterator[None]:
 def _discarded(sender: Any = None, message: Any = None, **_: Any) -> None:
     """Celery discards a message whose task it does not know, or that it cannot read."""
     header = parse((message.headers or {}).get(HEADER))
-    if header is not None and header.has_left:
+    if header is not None and header.has_any_leftovers:
         # It was rejected, and may be brought back, also to a worker that knows its task.
         revocation.clear_away(sender.app, Context(message.headers), remember=0.0)
 
