@@ -73,7 +73,7 @@ class Engine:
         self.backend = backend
         self.remember = REMEMBER
         self.most_parked = MOST_PARKED
-        self._is_kept = False
+        self._is_configured = False
         self.parking = Parking(backend)
         self.later = Later()
         self.inbox = Inbox(backend)
@@ -82,11 +82,11 @@ class Engine:
 
     def configure(self, remember: float, most_parked: tuple[int, int]) -> None:
         """What an app asks for. Of several apps that share the engine the most counts."""
-        if self._is_kept:
+        if self._is_configured:
             remember = max(remember, self.remember)
             messages, size = most_parked
             most_parked = max(messages, self.most_parked[0]), max(size, self.most_parked[1])
-        self._is_kept = True
+        self._is_configured = True
         self.remember = self.parking.remember = remember
         self.most_parked = most_parked
 

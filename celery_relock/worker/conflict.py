@@ -55,7 +55,7 @@ from ..naming.callables import called
 from ..options import POLICIES, WAITS, LockOptions
 from . import cooldown
 from .delivery import delivery_of
-from .ending import call_off, is_acknowledged, remember_of, withdraw_later
+from .ending import call_off, is_acknowledged, remember_unlocked, withdraw_later
 from .events import show
 from .message import header_of, moment, note, running_request
 from .parking import park_request, send_again
@@ -217,7 +217,7 @@ def end_waiting(attempt: Attempt, error: Exception | None) -> None:
     Whether it is parked cannot be known while Redis cannot be reached.
     """
     if attempt.message is not None and attempt.lease.state is not State.HELD:
-        claim, remember = attempt.lease.claim, remember_of(attempt, error)
+        claim, remember = attempt.lease.claim, remember_unlocked(attempt, error)
         # It may come again before this is done, and be parked then.
         of = claim.attempt_id if remember == 0.0 else ""
         withdraw_later(attempt.engine, claim.execution_id, remember, of)
@@ -226,7 +226,7 @@ def end_waiting(attempt: Attempt, error: Exception | None) -> None:
 def _refuse(attempt: Attempt, answer: Conflict | OtherAttempt, error: Exception) -> NoReturn:
     """End an execution without its lock; one that was parked is withdrawn."""
     if isinstance(answer, Conflict) and answer.parked:
-        of = attempt.lease.claim.execution_id, remember_of(attempt, error)
+        of = attempt.lease.claim.execution_id, remember_unlocked(attempt, error)
         attempt.engine.parking.withdraw(*of)
     raise error
 

@@ -1,14 +1,15 @@
 """How an execution ends, as far as Celery and the broker go, and what is let go then that waits for
 it.
 
-    is_acknowledged   whether its message is gone for good
-    is_requeued       whether it is put back instead
-    is_autoretried    whether a retry of its error takes its place
-    is_over           the first, where a retry may still be sent
-    remember_of       for how long that is remembered, also of a body that begins without its locks
-    end_unexecuted    what is kept for one that has ended, or will not come, is released
-    keep_only         of its locks it leaves some to what comes, and releases the others
-    withdraw_later    the message of one that was parked
+    is_acknowledged    whether its message is gone for good
+    is_requeued        whether it is put back instead
+    is_autoretried     whether a retry of its error takes its place
+    is_over            as is_acknowledged, where a retry may still be sent; then its end comes later
+    remember_for       for how long its end is remembered
+    remember_unlocked  the same where it ends, or begins its body, without its locks
+    end_unexecuted     what is kept for one that has ended, or will not come, is released
+    keep_only          of its locks it leaves some to what comes, and releases the others
+    withdraw_later     the message of one that was parked
 """
 
 from __future__ import annotations
@@ -119,9 +120,12 @@ def _has_retries_left(task: Any) -> bool:
 
 
 def is_over(attempt: Attempt, error: Exception) -> bool:
-    """Whether the message of an execution that ends with an error is acknowledged for good. If
-    Celery is about to send a retry of the error, it ends after that: a process that is killed
-    before leaves a message that is to run again."""
+    """Whether the message of an execution that ends with an error is acknowledged for good.
+
+    Not yet, if Celery is about to send a retry of the error: a process that is killed before that
+    leaves a message that is to run again. So then it is called off
+    afterwards, if its message is acknowledged by that time.
+    """
     task, message = attempt.task, attempt.message
     if task.acks_late and message is not None and is_autoretried(task, error):
         afterwards(lambda: call_off(attempt) if is_acknowledged(task, error) else None)
@@ -129,9 +133,9 @@ def is_over(attempt: Attempt, error: Exception) -> bool:
     return is_acknowledged(task, error)
 
 
-def remember_of(attempt: Attempt, error: Exception | None) -> float | None:
-    """For how many seconds to remember the end of an execution, as `end_unexecuted` takes it: one
-    that ends with an error, or without one has yet to run its body, without its locks.
+def remember_unlocked(attempt: Attempt, error: Exception | None) -> float | None:
+    """As `remember_for`, of an execution that has not got its locks: it ends with this error, or
+    with None goes on without them and has yet to run its body.
 
     A body whose message is acknowledged late may die, and then that is to run again.
     """

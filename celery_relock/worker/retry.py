@@ -29,7 +29,7 @@ from .ending import (
     is_acknowledged,
     is_autoretried,
     keep_only,
-    remember_of,
+    remember_unlocked,
 )
 from .message import header_of, keep_for, prefix_here, running_request
 from .states import Aside, SentAgain
@@ -96,7 +96,7 @@ def obtain_kept(attempt: Attempt) -> Held | None:
     for it."""
 
     def clear_later(error: Exception | None) -> None:  # not here: Redis can be silent
-        of = attempt.engine, attempt.message, remember_of(attempt, error)
+        of = attempt.engine, attempt.message, remember_unlocked(attempt, error)
         attempt.engine.later.add(partial(clear_away, *of))
 
     try:
