@@ -159,7 +159,7 @@ local function busy(index)
   return { 'BUSY', index, left, oldest.fence, oldest.owner, text, waiting, parked, shared, kept }
 end
 
-local function parked_at(lock)
+local function parked(lock)
   return { 'PARKED', redis.call('ZRANK', lock.queue, execution) or 0 }
 end
 
@@ -171,7 +171,7 @@ local function park(wanted, index)
     return { 'FULL', unpack(full) }
   end
   Claim.park(me, wanted)
-  return parked_at(locks[index])
+  return parked(locks[index])
 end
 
 -- The reply to a command that has parked the message before is given again: it was lost, perhaps.
@@ -181,7 +181,7 @@ local function parked_before(at)
       Turns.promote(call, lock)
     end
   end
-  return parked_at(at)
+  return parked(at)
 end
 
 -- The reply to an execution, or an attempt, that must not go on.
@@ -199,12 +199,12 @@ local function refusal()
   if left and holds and asked and asked.message then
     Claim.leave_other_places(me, locks)
     Claim.park(me, { locks = locks, limits = limits }, true)
-    return parked_at(locks[1])
+    return parked(locks[1])
   end
   if left then
     return { 'ATTEMPT', left, text }
   end
-  local at = Claim.parked_at(me)
+  local at = Claim.parked_by_this_attempt(me)
   return at and (asked and asked.message and parked_before(at) or busy(at.index_of_claim))
 end
 

@@ -5,7 +5,7 @@
 -- ARGV[1.1] execution: id, the execution of one message
 -- ARGV[1.2] attempt: id, the attempt that acquired the locks
 -- ARGV[1.3] remember: ms, life of the tombstone
--- ARGV[1.4] ended: `execution` or `attempt`, what has ended; an attempt: `killed`, `parked`, `replaced` if it had it; missing for nothing
+-- ARGV[1.4] ended: text, what has ended: `execution`, `attempt`, `killed`, `parked` or `replaced` (protocol.EndedAs); missing for nothing
 -- ARGV[2] homes: ids with spaces between, the brokers that the caller can publish to; empty for none
 -- ARGV[3.1] keep: ms, for how long the holds, or the place in a line, are kept for each successor; missing for none
 -- ARGV[3.2..] successor: id, the executions that the holds are left to; `cooldown.…` is nobody
@@ -113,9 +113,10 @@ end
 
 local function leave_queue(lock)
   local waiter = lock.queued and Queue.waiter(lock, execution)
-  -- A parked message outlives the attempt for which it was resumed. It goes with the attempt that parked
-  -- it and heard no answer, unless that attempt was killed; and with the end of its execution, of which
-  -- it is a copy. The place of a call whose message is awaited belongs to no attempt.
+  -- A waiter in a process leaves with its attempt. A parked message stays when the attempt ends for which it
+  -- was resumed, and leaves when its execution has ended. It also leaves with the attempt that has parked it
+  -- and does not know so, as it heard no answer; if that attempt was killed, the message is all that is left.
+  -- The place of a call whose message is awaited is no attempt's: it leaves by a release of what is kept.
   local stays = ended == 'killed' or ended == 'parked'
   local parked_it = waiter and waiter.parked and not waiter.arrived and not stays
   local mine = waiter and waiter.attempt == attempt and (not waiter.parked or parked_it)
@@ -150,7 +151,7 @@ local function leave_to_successors(lock)
   end
 end
 
-local function let_in(lock)
+local function let_others_in(lock)
   if redis.call('EXISTS', lock.queue) == 1 then
     Turns.promote(call, lock)
     for each in string.gmatch(Queue.is_line(lock) and '' or successors, '%S+') do
@@ -167,6 +168,6 @@ for _, lock in ipairs(locks) do
 end
 -- After all releases: an execution that waits for several of these locks must find all of them free.
 for _, lock in ipairs(locks) do
-  safely(let_in, lock)
+  safely(let_others_in, lock)
 end
 return reply()

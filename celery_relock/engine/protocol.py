@@ -270,9 +270,16 @@ class Debounce(NamedTuple):
     label: str = ""
 
 
-#: What has ended with a release: nothing, the whole execution, or its attempt alone; of attempts,
-#: one that was killed and one that has parked its message, which both leave that message where it
-#: is; an execution that another one has replaced, if it had something to release.
+#: What has ended with a release, and is remembered:
+#:
+#:     ""         nothing
+#:     execution  a late copy of its message is told so
+#:     attempt    this attempt alone: a late copy of its command is refused
+#:     killed     the same, as its process died: a message that it has parked stays where it is, and
+#:                nothing is left to its execution any more
+#:     parked     the same, as it has parked its message, which stays where it is
+#:     replaced   the execution, as another one takes its place before it has begun (`lock_dedup`);
+#:                remembered only if it had something to release
 EndedAs: TypeAlias = Literal["", "execution", "attempt", "killed", "parked", "replaced"]
 
 

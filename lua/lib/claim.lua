@@ -29,7 +29,7 @@ end
 
 -- The lock for which this very attempt has parked its message, if the message has not come back since. What
 -- asks now is a late copy of the attempt's command, and must acquire nothing: nobody hears the reply.
-function Claim.parked_at(me)
+function Claim.parked_by_this_attempt(me)
   for _, lock in ipairs(me.locks) do
     local waiter = lock.queued and Queue.waiter(lock, me.execution)
     if waiter and waiter.parked and waiter.attempt == me.attempt and not waiter.arrived then

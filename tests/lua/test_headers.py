@@ -20,7 +20,7 @@ VERBS = sorted(path.stem for path in LUA.glob("*.lua"))
 FRAGMENTS = {f"lib/{path.stem}": path.read_text() for path in (LUA / "lib").glob("*.lua")}
 UNITS = {
     *("id", "ids with spaces between", "ms", "count", "number", "text", "1 or 0"),
-    *("`execution` or `attempt`", "hash", "string", "sorted set"),
+    *("hash", "string", "sorted set"),
 }
 # In an array, or first in a line.
 A_TAG = r"(?:\{ *(?:ok = )?|string\.format\()'([A-Z]+)\b"
@@ -118,6 +118,14 @@ def test_a_fragment_says_what_it_is_and_knows_no_keys_or_arguments(name):
     assert not re.search(r"\b(KEYS|ARGV)\b", code)
     used = name.partition("_")[0]
     assert any(used in script.uses for script in scripts().values())
+
+
+def test_a_function_that_the_page_of_the_scripts_names_is_in_a_fragment():
+    named = set(re.findall(r"`([A-Z]\w+\.\w+)`", (LUA / "README.md").read_text("utf-8")))
+    functions = re.compile(r"^function ([A-Z]\w+\.\w+)", re.MULTILINE)
+
+    assert len(named) > 10
+    assert named <= {name for text in FRAGMENTS.values() for name in functions.findall(text)}
 
 
 GOOD = """\
