@@ -8,6 +8,7 @@
     run_body    the state STARTED, `self.lock`, and the task's own code
     note_end    whether it is over; what waits for one that has not come to ask for its locks
     _over       what is left for when Celery has published what comes next
+    _unreached  what was left to a message whose `run` was not reached
     _retried    the same, before Celery says that a retry was sent
     _failed     a group behind an execution that has failed
 
@@ -422,7 +423,8 @@ def _declared(declared: Declaration, request: Any, header: Header | None) -> Dec
 def _over(
     task_id: str = "", task: Any = None, retval: Any = None, state: str | None = None, **_: Any
 ) -> None:
-    """Celery has published what comes after the task, and stored its result."""
+    """Celery has published what comes after the task, and stored its result. What it has ended with
+    need not be what its body has ended with."""
     request = task.request_stack.top
     if request is None or request.id != task_id or request.is_eager:
         return
@@ -431,11 +433,11 @@ def _over(
     error = sys.exc_info()[1]  # the signal is sent meanwhile
     if error is None and state != SUCCESS and isinstance(retval, Exception):
         error = retval
-    is_exit = error is not None and not isinstance(error, Exception)
     delivery = getattr(request, DELIVERY, None)
     if delivery is not None and delivery.begun:
-        # What Celery ends it with need not be what its body has ended with. When its process exits
-        # the result may be stored already: a copy goes by that, as after a kill.
+        # When its process exits the result may be stored already: a copy goes by that, as after a
+        # kill.
+        is_exit = error is not None and not isinstance(error, Exception)
         if is_exit and not tells_no_state(task, request):
             return
         if delivery.end_cooldown is not None and (error is not None or state != SUCCESS):
@@ -443,9 +445,15 @@ def _over(
         if delivery.over and not is_acknowledged(task, error):
             revocation.comes_again(task.app, request, task)
         return
-    # `run` was not reached (an error in `before_start`), so nothing took over what was left to it.
+    _unreached(task, request, error, state)
+
+
+def _unreached(task: Any, request: Any, error: BaseException | None, state: str | None) -> None:
+    """The message is over and `run` was not reached (an error in `before_start`): nothing has taken
+    over what was left to it."""
     # Not by `is_requeued`: autoretry lies around `run`. Of a process that exits the main process
     # hears, with Celery >= 5.7.
+    is_exit = error is not None and not isinstance(error, Exception)
     is_told = is_exit and hasattr(task, "acks_on_timeout")
     is_put_back = error is not None and puts_back(task, error)
     if revocation.is_ours(task, request) and not (is_told or is_put_back):
