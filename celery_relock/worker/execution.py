@@ -110,7 +110,7 @@ def run(call: BodyCall) -> Any:
     task = call.task
     request, execution = getattr(task.request_stack, "top", None), None  # no app: no stack
     if (delivery := getattr(request, DELIVERY, None)) and delivery.aside:
-        company.keep_aside(task)
+        company.keep_aside(task)  # its `__call__` has handled that, and calls once more
     try:
         outer = inside.get()
         if outer and outer[-1].covers(call):
