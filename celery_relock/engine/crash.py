@@ -253,11 +253,30 @@ def alive(name: str) -> bool:
     Raises:
         OSError: nobody can tell. To take the process for dead would free its locks under it.
     """
+    pid = name.partition("-")[0]
     try:
-        stat = _stat(pid := name.partition("-")[0])
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+        stat = _stat(pid)
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return _is_hidden(pid)
     return f"{pid}-{stat[19]}" == name and stat[0] not in "ZX"
+
+
+def _is_hidden(pid: str) -> bool:
+    """Whether a process of this user runs that /proc does not show. Mounted with `hidepid` it hides
+    one that has changed its user, as `celery worker --uid` does before it has its children."""
+    try:
+        os.kill(int(pid), 0)
+    except (OSError, ValueError):
+        return False  # there is none, or another user's, or it is no process id
+    # A zombie takes a signal, too.
+    with contextlib.suppress(OSError, AttributeError):
+        poll, descriptor = select.poll(), os.pidfd_open(int(pid))
+        try:
+            poll.register(descriptor, select.POLLIN)
+            return not poll.poll(0)
+        finally:
+            os.close(descriptor)
+    return True
 
 
 def _stat(pid: int | str) -> list[str]:

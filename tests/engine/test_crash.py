@@ -322,6 +322,39 @@ except OSError:
     assert said_by(program) == "cannot tell\n"
 
 
+IN_A_PROC_THAT_HIDES = """
+import os, signal
+from celery_relock.engine import crash
+from tests.support import wait_for
+os.setgid(65534)
+os.setuid(65534)
+said, told = os.pipe()
+child = os.fork()
+if child == 0:
+    os.write(told, crash.process_name(os.getpid()).encode())
+    signal.pause()
+name = os.read(said, 100).decode()
+try:
+    print(crash.alive(name))
+finally:
+    os.kill(child, signal.SIGKILL)
+wait_for(lambda: not crash.alive(name), what="its death")  # as a zombie
+os.waitpid(child, 0)
+print(crash.alive(name))
+"""
+
+
+@pytest.mark.parametrize("how", ["1", "2"])
+def test_a_process_that_has_changed_its_user_is_not_called_dead_where_proc_hides_it(how):
+    proc = f"mount -t proc -o hidepid={how} proc /proc && exec "
+    mounted = ["unshare", "--mount", "sh", "-c", proc + '"$@"', "sh"]
+    if subprocess.run([*mounted, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount /proc")
+    command = [*mounted, sys.executable, "-c", IN_A_PROC_THAT_HIDES]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("True\nFalse\n", "")
+
+
 def test_journals_of_another_format_are_left_to_those_who_can_read_them(folder, monkeypatch):
     monkeypatch.setattr(journals, "_FORMAT", journals._FORMAT + 1)
     assert journals.folder() != folder
