@@ -81,9 +81,10 @@ def _revoked(sender: Any = None, request: Any = None, terminated: Any = None, **
     header, was_running = header_of(request), bool(terminated)
     if header.attempts and not was_running:
         worker_events.show(sender, request.id, REVOKED)
-    with suppress(LockConfigError):  # told when the worker began
-        for each in (header.execution_id, again_of(header.execution_id)):
-            withdraw_later(engine_of(sender.app), each)  # it may be parked
+    if header.parked or was_running:  # its process may just have parked it
+        with suppress(LockConfigError):  # told when the worker began
+            for each in (header.execution_id, again_of(header.execution_id)):
+                withdraw_later(engine_of(sender.app), each)
     _clear_soon(sender, request, leftovers=_BUT_PARKED, began=was_running)
 
 

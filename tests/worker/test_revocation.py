@@ -82,6 +82,39 @@ def test_the_thread_that_consumes_asks_redis_nothing_for_a_revoked_message(
     desk.close()
 
 
+def test_a_revoked_message_is_looked_for_in_its_queue_only_if_it_may_be_parked(
+    monkeypatch, redis_url, namespace
+):
+    app = Celery("revoked", broker="memory://", set_as_current=False)
+    app.conf.update(relock_url=redis_url, relock_namespace=namespace)
+
+    @app.task(base=LockedTask, shared=False, lock_key="a")
+    def ships():
+        raise AssertionError
+
+    desk, engine = Desk(redis_url, namespace), declaration.engine_of(app)
+    desk.fence("holder")
+    for run in ("was-parked", "parks-now"):
+        desk.park(run)
+    withdraw, looked_for = engine.backend.withdraw, []
+
+    def noted(execution_id, *told):
+        looked_for.append(execution_id)
+        return withdraw(execution_id, *told)
+
+    monkeypatch.setattr(engine.backend, "withdraw", noted)
+    for run, parked, terminated in (
+        ("never-parked", "", False), ("was-parked", "a", False), ("parks-now", "", True),
+    ):  # fmt: skip
+        request = Context(id=run, args=(), kwargs={}, headers={})
+        message.note(request, message.Header(run, parked=parked))
+        task_revoked.send(sender=app.tasks[ships.name], request=request, terminated=terminated)
+
+    wait_for(lambda: desk.backend.inspect("a").waiting == 0, what="an empty queue")
+    assert not [each for each in looked_for if each.startswith("never-parked")]
+    desk.close()
+
+
 def test_a_revoked_task_without_a_lock_is_none_of_ours(caplog):
     app = Celery("revoked", broker="memory://", set_as_current=False)
     app.conf.update(
