@@ -123,8 +123,8 @@ def is_over(attempt: Attempt, error: Exception) -> bool:
     """Whether the message of an execution that ends with an error is acknowledged for good.
 
     Not yet, if Celery is about to send a retry of the error: a process that is killed before that
-    leaves a message that is to run again. So then it is called off
-    afterwards, if its message is acknowledged by that time.
+    leaves a message that is to run again. So then it is called off afterwards, if its message is
+    acknowledged by that time.
     """
     task, message = attempt.task, attempt.message
     if task.acks_late and message is not None and is_autoretried(task, error):

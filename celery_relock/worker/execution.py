@@ -361,7 +361,7 @@ class Execution:
     def run_body(self, make_hold: MakeHold | None) -> Any:
         """Run the task's own code, which finds what `make_hold` makes as `self.lock`."""
         header, task = self.header, self.task
-        # That one waits for its lock in its body.
+        # `enter` waits for its lock in its body.
         if task.name != ENTER and header is not None:
             has_waited = header.attempts or getattr(self.message, DELIVERY).was_blocked
             if has_waited or task.track_started is LATER:

@@ -81,7 +81,9 @@ def _revoked(sender: Any = None, request: Any = None, terminated: Any = None, **
     header, was_running = header_of(request), bool(terminated)
     if header.attempts and not was_running:
         worker_events.show(sender, request.id, REVOKED)
-    if header.parked or was_running:  # its process may just have parked it
+    again = header.attempts or (request.delivery_info or {}).get("redelivered")
+    # Else it has never been executed, so it is not parked: thousands may expire together.
+    if header.parked or was_running or again:
         with suppress(LockConfigError):  # told when the worker began
             for each in (header.execution_id, again_of(header.execution_id)):
                 withdraw_later(engine_of(sender.app), each)

@@ -94,7 +94,7 @@ def test_a_revoked_message_is_looked_for_in_its_queue_only_if_it_may_be_parked(
 
     desk, engine = Desk(redis_url, namespace), declaration.engine_of(app)
     desk.fence("holder")
-    for run in ("was-parked", "parks-now"):
+    for run in ("was-parked", "parks-now", "sent-again", "brought-back"):
         desk.park(run)
     withdraw, looked_for = engine.backend.withdraw, []
 
@@ -103,11 +103,17 @@ def test_a_revoked_message_is_looked_for_in_its_queue_only_if_it_may_be_parked(
         return withdraw(execution_id, *told)
 
     monkeypatch.setattr(engine.backend, "withdraw", noted)
-    for run, parked, terminated in (
-        ("never-parked", "", False), ("was-parked", "a", False), ("parks-now", "", True),
-    ):  # fmt: skip
-        request = Context(id=run, args=(), kwargs={}, headers={})
-        message.note(request, message.Header(run, parked=parked))
+    for run, facts, redelivered, terminated in (
+        ("never-parked", {}, False, False),
+        ("was-parked", {"parked": "a"}, False, False),
+        ("parks-now", {}, False, True),
+        # The answer to the command that parked it was lost; or its acknowledgement.
+        ("sent-again", {"attempts": 1}, False, False),
+        ("brought-back", {}, True, False),
+    ):
+        told = {"redelivered": redelivered}
+        request = Context(id=run, args=(), kwargs={}, headers={}, delivery_info=told)
+        message.note(request, message.Header(run, **facts))
         task_revoked.send(sender=app.tasks[ships.name], request=request, terminated=terminated)
 
     wait_for(lambda: desk.backend.inspect("a").waiting == 0, what="an empty queue")
