@@ -315,8 +315,14 @@ def test_query_task_tells_who_holds_any_of_the_locks_that_a_parked_task_waits_fo
     worker: Worker, held: Any
 ) -> None:
     parked = held.park(worker.module.both)
-    (told,) = worker.module.app.control.inspect(timeout=5.0).query_task(parked).values()
-    (holder,) = told[parked][1]["holders"]
+    inspect = worker.module.app.control.inspect(timeout=5.0)
+
+    def told() -> Any:
+        (answer,) = inspect.query_task(parked).values()
+        state, where = answer[parked]
+        return where if state == "parked" else None  # until then its worker has it
+
+    (holder,) = wait_for(told, 20, "its worker to let it go")["holders"]
     assert holder.startswith(f"{worker.module.hold.name}[{held.id}] ")
 
 

@@ -47,7 +47,7 @@ class Held:
 
 @dataclass
 class _Rule:
-    wanted: Callable[[str], bool]
+    wanted: Callable[[str, bytes], bool]
     act: str
     skip: int
     held: Held | None = None
@@ -89,10 +89,14 @@ class Proxy:
         """The same, but the command never reaches the server."""
         self._add(of, "lose command", after)
 
-    def hold(self, of: str = "", after: int = 0) -> Held:
-        """The same, but the command stays on its way until `Held.deliver`; no answer ever comes."""
+    def hold(self, of: str = "", after: int = 0, text: str = "") -> Held:
+        """The same, but the command stays on its way until `Held.deliver`; no answer ever comes.
+
+        Args:
+            text: the command has it, as the name of a lock: others let theirs go meanwhile.
+        """
         held = Held(of, _port=self._port)
-        self._add(of, "hold", after, held)
+        self._add(of, "hold", after, held, text.encode())
         return held
 
     def forget(self) -> None:
@@ -137,9 +141,11 @@ class Proxy:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _add(self, of: str, act: str, after: int, held: Held | None = None) -> None:
-        def wanted(verb: str) -> bool:
-            return verb == of if of else verb in _VERBS
+    def _add(
+        self, of: str, act: str, after: int, held: Held | None = None, text: bytes = b""
+    ) -> None:
+        def wanted(verb: str, raw: bytes) -> bool:
+            return (verb == of if of else verb in _VERBS) and text in raw
 
         with self._lock:
             self._rules.append(_Rule(wanted, act, after, held))
@@ -179,7 +185,7 @@ class Proxy:
             if verb in ("SUBSCRIBE", "PSUBSCRIBE", "SSUBSCRIBE"):
                 marks.append("pubsub")
                 threading.Thread(target=self._push, args=(answered, client), daemon=True).start()
-            rule = self._rule_for(verb)
+            rule = self._rule_for(verb, raw)
             if rule is not None and rule.act == "lose command":
                 return
             if rule is not None and rule.held is not None:
@@ -204,12 +210,12 @@ class Proxy:
                     client.sendall(value)
         _end(client)
 
-    def _rule_for(self, verb: str) -> _Rule | None:
+    def _rule_for(self, verb: str, raw: bytes) -> _Rule | None:
         with self._lock:
             if verb in _VERBS:
                 self.seen.append(verb)
             for rule in self._rules:
-                if rule.wanted(verb):
+                if rule.wanted(verb, raw):
                     if rule.skip > 0:
                         rule.skip -= 1
                         continue
