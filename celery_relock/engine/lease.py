@@ -94,10 +94,10 @@ class Lease:
     """
 
     __slots__ = (
-        "_believed_at_most", "_bell", "_granted_early", "_lost", "backend", "claim", "deadline",
-        "due", "fences", "for_any_thread", "held_since", "holder", "listen_at", "lost_by",
-        "of_workflow", "on_lost", "open_inbox", "pid", "put_off_since", "reentered", "reliers",
-        "renewed", "renews", "repeated", "state", "successor", "thread", "waiter_lease",
+        "_believed_at_most", "_bell", "_granted_early", "_is_untold", "_lost", "backend", "claim",
+        "deadline", "due", "fences", "for_any_thread", "held_since", "holder", "listen_at",
+        "lost_by", "of_workflow", "on_lost", "open_inbox", "pid", "put_off_since", "reentered",
+        "reliers", "renewed", "renews", "repeated", "state", "successor", "thread", "waiter_lease",
         "waits_since", "work",
     )  # fmt: skip
 
@@ -131,6 +131,8 @@ class Lease:
         self._granted_early: tuple[int, ...] = ()
         # What `give_up` found: a loss is told as one also when the release fails.
         self._lost = False
+        # The same of a hold: its end is told by the release that succeeds.
+        self._is_untold = False
         # The shortest length that a lost command of `extend` may have given the lease.
         self._believed_at_most = math.inf
 
@@ -250,15 +252,18 @@ class Lease:
             before = self.state
             late = before is State.HELD and time.monotonic() >= self.deadline
             self._lost = self._lost or late or before is State.LOST
+            self._is_untold = self._is_untold or before is State.HELD
             self.state = State.NEW if before is State.NEW else State.RELEASED
             return before, self._lost
 
     def tell_release(self, before: State, *, lost: bool, had: bool) -> bool:
         """Tell of a release: the state before, whether the hold was known to be lost, and whether
         the server had it. Returns False if it was lost."""
-        if before is not State.HELD:
+        is_second_try = before is State.ASKED and self._is_untold
+        if not (before is State.HELD or is_second_try):
             return not lost
-        if lost or not had:
+        # The first try may have released it, unheard.
+        if lost or not (had or is_second_try):
             self.tell("lost", "found at the release", time.monotonic() - self.renewed)
             return False
         if self.successor is None:
@@ -363,7 +368,7 @@ class Lease:
         with _guard.lock:
             self.claim = self.claim._replace(attempt_id=attempt_id)
             self.fences = self._granted_early = ()
-            self.repeated = self._lost = False
+            self.repeated = self._lost = self._is_untold = False
             self.state = State.NEW
 
     def renew(self, sent: float, length: float) -> bool:

@@ -325,6 +325,34 @@ def test_a_hold_whose_release_was_not_answered_is_not_relied_upon(
     near.release()
 
 
+def test_a_release_that_succeeds_at_its_second_try_is_told_once(
+    runs: Callable[..., Any], proxy: Proxy, told: list[LockEvent]
+) -> None:
+    process = runs(proxy.url)
+    lease = process.held("a", lease=30.0)
+    proxy.refuse()
+    with pytest.raises(LockUnavailable):
+        process.release(lease)
+    proxy.accept()
+    assert process.release(lease)
+    assert process.release(lease)
+    assert kinds(told) == ["acquired", "released"]
+
+
+def test_a_release_that_was_done_unheard_is_no_loss_when_it_is_tried_again(
+    runs: Callable[..., Any], proxy: Proxy, told: list[LockEvent]
+) -> None:
+    process, other = runs(proxy.url), runs()
+    lease = process.held("a", lease=30.0)
+    proxy.refuse()
+    with pytest.raises(LockUnavailable):
+        process.release(lease)
+    other.engine.backend.force_release("a")  # as if the first command had come through
+    proxy.accept()
+    assert process.release(lease)
+    assert kinds(told) == ["acquired", "released"]
+
+
 def test_each_client_renews_its_own_leases(runs: Callable[..., Any], proxy: Proxy) -> None:
     """Two ways to one Redis are equal, and may have other credentials, or want replicas."""
     near, far = runs(), runs(proxy.url)

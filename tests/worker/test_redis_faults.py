@@ -125,9 +125,11 @@ def test_down_at_release_is_released_when_redis_is_back_and_not_when_the_lease_e
     worker.journal.add(f"free {account}")
     result.get(timeout=20)
     worker.wait_for_log(rf"Cannot release the lock .*account:{account}.*trying again")
+    assert not worker.journal.events("released", account=account)
     locks.restart(keep_data=True)
-    assert worker.module.raises.delay(account).get(timeout=30)["protected"]
     worker.wait_for_log(rf"The lock .*account:{account}.* is released now")
+    assert len(worker.journal.events("released", account=account)) == 1
+    assert worker.module.raises.delay(account).get(timeout=30)["protected"]
 
 
 def test_what_redis_refuses_at_release_is_released_when_it_does_no_more(worker, account, refuses):

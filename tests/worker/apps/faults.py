@@ -7,6 +7,7 @@ import threading
 from celery import Celery
 
 from celery_relock import LockedTask
+from celery_relock.signals import lock_released
 from tests.support import Journal, make_app
 from tests.support.without_broker import WithoutABroker
 
@@ -14,6 +15,11 @@ KEY = "account:{account}"
 
 app: Celery = make_app(__name__, worker_prefetch_multiplier=1)
 journal = Journal.from_env()
+
+
+@lock_released.connect
+def told(names=(), **_):
+    journal.add("released", account=names[0].partition(":")[2])
 
 
 def work(self, account):
