@@ -293,7 +293,7 @@ def _own_ssl(conf: Any, url: str) -> Any:
     own = _get(conf, "relock_use_ssl")
     if own is not _UNSET:
         return own or None
-    is_tls = url.lower().startswith("rediss://")
+    is_tls = url.lower().startswith(("rediss://", "rediss+cluster://"))
     return (conf.get("redis_backend_use_ssl") or None) if is_tls else None
 
 

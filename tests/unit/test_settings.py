@@ -363,6 +363,8 @@ TLS, OTHER = {"ssl_cert_reqs": "required"}, {"ssl_cert_reqs": "none"}
         ({"result_backend": "rediss://r", "redis_backend_use_ssl": TLS, "broker_use_ssl": 1}, TLS),
         ({"result_backend": "rediss://r", "broker_use_ssl": TLS}, None),
         ({"relock_url": "rediss://l", "redis_backend_use_ssl": TLS}, TLS),
+        ({"relock_url": "rediss+cluster://l", "redis_backend_use_ssl": TLS}, TLS),
+        ({"relock_url": "redis+cluster://l", "redis_backend_use_ssl": TLS}, None),
         ({"relock_url": "rediss://l", "relock_use_ssl": TLS, "redis_backend_use_ssl": OTHER}, TLS),
         ({"relock_url": "redis://l", "redis_backend_use_ssl": TLS}, None),
         ({"relock_url": "redis://l", "relock_use_ssl": True}, True),

@@ -279,7 +279,7 @@ def _of_sentinels(
     except (TypeError, ValueError) as error:
         raise LockConfigError(f"sentinel_kwargs cannot be used: {error}") from error
     # Only a timeout reveals a silent master, and a failover can soon bring another master.
-    if "socket_timeout=" not in url:
+    if "socket_timeout=" not in parts[0]:
         options["socket_timeout"] = 2.0
     return _watched(options, service, manager, replicas, _number(given, "patience", None, shown))
 

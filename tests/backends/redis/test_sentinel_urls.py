@@ -91,6 +91,8 @@ def test_a_silent_master_is_found_out_soon_unless_told_otherwise() -> None:
 
     assert seconds("sentinel://a;sentinel://b") == 2.0
     assert seconds(f"sentinel://a?{TIMEOUT}=7;sentinel://b") == 7.0
+    # Options are read from the first one alone.
+    assert seconds(f"sentinel://a;sentinel://b?{TIMEOUT}=7") == 2.0
 
 
 def test_a_way_of_the_clients_own_to_tell_the_address_is_kept(
