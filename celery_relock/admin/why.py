@@ -270,13 +270,18 @@ class Question:
     def _at(self, lock: LockInfo, what: str, waiter: Waiter) -> str:
         """Who holds a lock; else who is first there, and what with that one; "" if that is this
         execution."""
-        if lock.holders:
-            return _held_by(lock, what)
         first = lock.waiters[0] if lock.waiters else waiter
-        if first.execution_id == waiter.execution_id:
+        is_other = first.execution_id != waiter.execution_id
+        here = _held_by(lock, what) if lock.holders else f"nobody holds {what} at this moment"
+        # It may be another lock that it has to wait for, while a permit of this one is free.
+        if is_other and len(first.names) > 1 and first.state in ("waiting", "parked"):
+            return f"{here}, and {first}, which is first, waits {_for(first.names)}"
+        if lock.holders:
+            return here
+        if not is_other:
             return ""
         if first.state != "awaited":
-            return f"nobody holds {what} at this moment, and it is the turn of {first}" + (
+            return f"{here}, and it is the turn of {first}" + (
                 ", whose message is on its way to a worker" if first.state == "resumed" else ""
             )
         found = self.look.parked(first.task_id)

@@ -68,8 +68,13 @@ def show(here: Here, name: str, limit: int) -> int:
 def why(here: Here, task_id: str) -> int:
     """Say why a task does not run, or what it does."""
     found = here.locks.why(here.locks.id_of(task_id))
-    here.show(found.as_dict(), [plain(found.sentence) + "."])
+    here.show(found.as_dict(), [plain(_ended(found.sentence))])
     return NOT_FOUND if found.state == "unknown" else FOUND
+
+
+def _ended(sentence: str) -> str:
+    """With a full stop, if what is quoted at its end has none."""
+    return sentence if sentence.endswith((".", "!", "?", "…")) else f"{sentence}."
 
 
 @command
@@ -144,12 +149,14 @@ def cancel(here: Here, task_ids: tuple[str, ...]) -> int:
         except RelockError as error:
             failed[task_id] = str(error)
     lines = [f"cancelled: {task_id}" for task_id in cancelled]
-    lines += [f"not parked: {each.sentence}." for each in others]
+    lines += [f"not parked: {_ended(each.sentence)}" for each in others]
     lines += [f"failed: {task_id}: {text}" for task_id, text in failed.items()]
     if any(each.state in ("holds", "waits", "runs") for each in others):
-        lines.append("What a worker runs is ended by: celery control terminate SIGTERM TASK_ID")
+        lines.append(
+            "What a worker runs is ended by: celery -A APP control terminate SIGTERM TASK_ID"
+        )
     if any(each.state == "received" for each in others):
-        lines.append("What waits in a worker is ended by: celery control revoke TASK_ID")
+        lines.append("What waits in a worker is ended by: celery -A APP control revoke TASK_ID")
     not_parked = [each.as_dict() for each in others]
     document = {"cancelled": cancelled, "not_parked": not_parked, "failed": failed}
     here.show(document, map(plain, lines))

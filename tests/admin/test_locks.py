@@ -307,7 +307,31 @@ def test_why_names_who_is_first_at_a_lock_that_nobody_holds_of_several(
     assert f"'{free}' at this moment" not in ahead
     assert waits.endswith(
         f"for the locks '{key} alone' and '{free}', first in the queue of '{key} alone'; "
-        f"nobody holds '{free}' at this moment, and it is the turn of {pair.name}[{first.id}]"
+        f"nobody holds '{free}' at this moment, and {pair.name}[{first.id}], which is first, waits "
+        f"for the locks '{key}' and '{free}'"
+    )
+
+
+def test_why_names_the_first_that_needs_another_lock_though_a_permit_is_free(
+    worker: Worker, locks: Locks, key: str, held: Any
+) -> None:
+    several, several_and = worker.module.several, worker.module.several_and
+    holder = several.delay(f"{key} several")
+    worker.journal.wait_for(f"inside {key} several")
+    first = several_and.delay(f"{key} several", key)
+    wait_for(lambda: locks.get(f"{key} several").parked == 1, what="the first to be parked")
+    behind = several.delay(f"{key} several")
+    wait_for(lambda: locks.get(f"{key} several").parked == 2, what="the other to be parked")
+    waits = locks.why(behind.id).sentence
+    held.go()
+    worker.journal.add(f"go {key} several")
+    for each in (holder, first, behind):
+        each.get(timeout=20)
+
+    assert f"{several.name}[{holder.id}] has held it for " in waits
+    assert waits.endswith(
+        f", and {several_and.name}[{first.id}], which is first, waits for the locks '{key}' and "
+        f"'{key} several'"
     )
 
 

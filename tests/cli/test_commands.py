@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from types import SimpleNamespace
@@ -375,12 +376,20 @@ def test_release_frees_a_lock_and_cancel_withdraws_an_execution(
     assert run("cancel", second).stdout == f"cancelled: {second}\n"
     missed = run("cancel", held.id, code=1).stdout
     assert "not parked" in missed
-    assert "celery control terminate SIGTERM" in missed
+    assert "celery -A APP control terminate SIGTERM" in missed
     released = document(run("release", key, "--task", held.id, "--yes", "--json"))
     assert [each["task_id"] for each in released["released"]] == [held.id]
     worker.journal.wait_for(f"took {key}")
     wait_for(lambda: worker.module.app.AsyncResult(first).state == "SUCCESS", what="the next one")
     assert "has ended: SUCCESS" in run("why", first).stdout
+
+
+@pytest.mark.parametrize("said", ["no luck", "no luck."])
+def test_an_answer_ends_with_one_full_stop(run: Run, worker: Worker, said: str) -> None:
+    task_id = str(uuid.uuid4())
+    worker.module.app.backend.store_result(task_id, ValueError(said), "FAILURE")
+    assert run("why", task_id).stdout.endswith("has ended: FAILURE, ValueError: no luck.\n")
+    assert run("cancel", task_id, code=1).stdout.endswith("FAILURE, ValueError: no luck.\n")
 
 
 def test_a_task_can_be_named_as_lines_of_the_log_name_it(

@@ -37,6 +37,17 @@ def both(key):
     journal.add(f"took {key}")
 
 
+@app.task(base=LockedTask, lock_key=KEY, lock_limit=2)
+def several(key):
+    journal.add(f"inside {key}")
+    stand(key)
+
+
+@app.task(base=LockedTask, lock_key=[KEY, "{other}"], lock_limit={KEY: 2})
+def several_and(key, other):
+    journal.add(f"took {other}")
+
+
 @app.task(base=LockedTask, lock_key=[KEY, "{other}"])
 def pair(key, other):
     journal.add(f"took {key}")
