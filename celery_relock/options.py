@@ -496,7 +496,7 @@ def unknown(written: str, prefix: str, others: tuple[str, ...] = ()) -> str:
 
     names = (*others, *OPTION_NAMES)
     rest = written.removeprefix(prefix)
-    close = get_close_matches(rest.lower(), names, n=1)
+    close = get_close_matches(rest.lower().removeprefix("lock_"), names, n=1)
     spelt = [prefix + (name.upper() if rest.isupper() else name) for name in close or names]
     hint = f"Did you mean {spelt[0]}?" if close else f"There are: {', '.join(spelt)}."
     return f"there is no option {written}. {hint}"

@@ -25,6 +25,9 @@ class Sender:
         """Those of `homes` whose brokers answer, as far as that is known."""
         return self.homes
 
+    def doubt(self, app: object) -> None:
+        """The broker of this app may not answer any more."""
+
     def send(self, message: Message) -> None:
         """Publish the message. Raises whatever the broker's client raises."""
         raise NotImplementedError

@@ -548,7 +548,8 @@ class Outbox(Sender):
     def __init__(self, consumed: Callable[[str], bool]) -> None:
         self._consumed = consumed
         self._apps: list[ref[Celery]] = []
-        self._away: WeakSet[Celery] = WeakSet()  # whose broker did not take the last message
+        # Whose broker did not take the last message, or has left its worker.
+        self._away: WeakSet[Celery] = WeakSet()
         self.homes = ""
 
     def add(self, app: Celery) -> None:
@@ -565,13 +566,17 @@ class Outbox(Sender):
         self.homes = _joined(self._living())
 
     def reachable(self) -> str:
-        """What is handed out in vain comes later each time. So a broker that has failed is asked
-        first whether it answers."""
+        """What is handed out in vain comes later each time, to whichever process. So a broker that
+        has failed is asked first whether it answers."""
         living = self._living()
         for app in living:
             if app in self._away and _answers(app):
                 self._away.discard(app)
         return _joined(app for app in living if app not in self._away)
+
+    def doubt(self, app: Any) -> None:
+        """As for `Sender`."""
+        self._away.add(app)
 
     def send(self, message: Message) -> None:
         """Publish a message to the queue that it came from, or to the resume queue beside, if a

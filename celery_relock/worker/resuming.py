@@ -137,6 +137,10 @@ class Resumer:
         if self._consumed[0] != before:
             self._bell.set()
 
+    def left_broker(self, app: Any) -> None:
+        """This worker is not connected to its broker, and may have lost it."""
+        self._engine.parking.sender.doubt(app)
+
     def requeued(self, execution: str) -> None:
         """This execution waits in its resume queue, as no worker seems to have a free slot."""
         now = time.monotonic()
@@ -268,6 +272,7 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
         if self._timer is not None:
             c.timer.cancel(self._timer)
             self._timer = None
+        resumer_of(c).left_broker(c.app)
         consumer, self._consumer = self._consumer, None
         # What still comes is requeued: RabbitMQ may deliver before it answers that it is cancelled.
         self._closed = True

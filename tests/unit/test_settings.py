@@ -291,6 +291,7 @@ def test_an_empty_url_is_refused(empty: str) -> None:
         ("relock_tll", "relock_ttl"),
         ("relock_uri", "relock_url"),
         ("RELOCK_NAMESPAC", "RELOCK_NAMESPACE"),
+        ("relock_lock_ttl", "relock_ttl"),
     ],
 )
 @pytest.mark.parametrize("read", [backend_settings, read_by_tasks])

@@ -669,6 +669,22 @@ def test_a_worker_with_a_backlog_goes_on_when_its_broker_has_been_down(start, ow
         assert worker.module.takes.delay(account).get(timeout=60)
 
 
+def test_what_is_parked_is_not_handed_out_by_a_worker_that_has_lost_its_broker(
+    start, own_redis, account
+):
+    broker = own_redis("--appendonly", "yes")
+    worker = ready(start("redis", env={"RELOCK_TEST_BROKER": broker.url}))
+    lock, result = held(worker, account), worker.module.takes.delay(account)
+    wait_until_parked(worker, f"account:{account}")
+    broker.kill()
+    worker.wait_for_log("Trying again in 2")
+    lock.release()
+    worker.wait_for_log("Trying again in 4")
+    broker.restart(keep_data=True)
+    assert result.get(timeout=60)
+    assert "could not be resumed" not in worker.log()
+
+
 def test_one_outbox_publishes_for_all_apps_of_its_process_and_for_no_other(
     monkeypatch, redis_url, namespace
 ):
