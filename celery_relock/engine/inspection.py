@@ -114,7 +114,8 @@ class LockInfo(Plain):
             the whole name alone.
         at: the moment, in seconds since the epoch, by the server's clock.
         held: how many executions hold the lock.
-        waiting: how many executions are in its queue.
+        waiting: how many executions are in its queue. One whose process has died counts, and is not
+            among the waiters, until the lock is acquired, awaited or released.
         parked: how many of the waiting executions are parked.
         holders: the oldest holders.
         waiters: the first waiters.

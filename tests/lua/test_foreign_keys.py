@@ -276,3 +276,10 @@ def test_a_release_lets_others_in_though_a_key_of_one_lock_is_somebody_elses(des
 
     assert desk.out() == ["r3"]
     assert desk.acquire("r1", "late", names=("b",)) == Ended()
+
+
+def test_a_label_that_is_not_utf_8_is_shown_in_one_way(desk):
+    desk.fence("r1")
+    desk.client.hset(desk.keys.lock("a"), "@r1", b"- the \xff worker")
+    [hold] = desk.backend.inspect("a").holds
+    assert desk.acquire("r2").label == hold.label == "the \\xff worker"

@@ -518,7 +518,7 @@ def _answer(claim: Claim, reply: list[Any], repeated: bool, sent: float) -> Answ
     if tag == b"ATTEMPT":
         return OtherAttempt(reply[1] / 1000, _label(reply[2]), repeated)
     if tag == b"DEADLOCK":
-        return Deadlocked(tuple(x.decode(errors="replace") for x in reply[1:]), repeated)
+        return Deadlocked(tuple(map(as_text, reply[1:])), repeated)
     return Ended(replaced=len(reply) > 1)
 
 
@@ -547,4 +547,4 @@ def _place(line: bytes) -> Held | Queued | None:
 
 def _label(text: bytes) -> str:
     """The part of a stored label that is for people. Its first word is the holder's inbox."""
-    return text.decode(errors="replace").partition(" ")[2]
+    return text.decode(errors="backslashreplace").partition(" ")[2]
