@@ -23,7 +23,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
-from celery.exceptions import SoftTimeLimitExceeded
+from celery.exceptions import Retry, SoftTimeLimitExceeded
 from celery.states import FAILURE, READY_STATES, RETRY, STARTED
 
 from ..engine import ids, reentrancy
@@ -576,6 +576,8 @@ def _has_to_run(task: Any, message: Any) -> bool:
 def _has_sent_its_retry(message: Any, error: object) -> bool:
     """Whether the state RETRY, stored with this error, is that of the body which has ended, and not
     of a delivery before."""
+    if isinstance(error, Retry):
+        return False  # Celery has cancelled it: the connection to the broker was lost
     if not header_of(message).attempts:
         return not message.retries  # else it can be that of the attempt before
     # The deliveries before stored BLOCKED, or RETRY because of the lock.

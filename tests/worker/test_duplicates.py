@@ -11,6 +11,7 @@ import pytest
 from tests.support import new_namespace, wait_for
 from tests.support.messages import Message
 from tests.support.parked import lock_of, state_of, wait_until_parked
+from tests.support.tcp import TcpProxy
 
 APP = "tests.worker.apps.duplicates"
 
@@ -273,6 +274,22 @@ def test_a_copy_of_a_late_acknowledged_execution_without_a_result_runs_again(wor
     twin.deliver()
     twin.events("inside", count=2)
     assert len(twin.permits()) == 2
+
+
+def test_a_copy_of_an_execution_that_celery_cancelled_before_it_stored_its_result_runs_again(
+    new_worker, redis_server
+):
+    """The connection to the broker was lost, and Celery has stored RETRY. That is not the RETRY of
+    a body, whose message is on its way."""
+    with TcpProxy(redis_server.port) as proxy:
+        broker = {"RELOCK_TEST_BROKER": f"redis://127.0.0.1:{proxy.port}/0"}
+        worker = new_worker(APP, concurrency=2, env=broker)
+        worker.journal.add("free cut")
+        result = worker.module.is_long_in_storing_its_result.delay("cut")
+        worker.journal.wait_for("storing")
+        proxy.cut()
+        wait_for(lambda: result.state == "RETRY", what="the cancel")
+        assert result.get(timeout=30) == "run 2"
 
 
 def test_a_task_sent_again_on_purpose_with_the_same_id_runs_again(worker, message):

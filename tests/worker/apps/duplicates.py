@@ -16,7 +16,11 @@ from tests.support.permits import holding
 KEY = "account:{account}"
 ACKS_LATE = {"acks_late": True, "reject_on_worker_lost": True}
 
-app = make_app(__name__, worker_prefetch_multiplier=1)
+app = make_app(
+    __name__,
+    worker_prefetch_multiplier=1,
+    worker_cancel_long_running_tasks_on_connection_loss=True,
+)
 journal = Journal.from_env()
 
 
@@ -138,6 +142,23 @@ def autoretries_unacknowledged(self, account):
 @app.task(base=LockedTask, lock_key=KEY, retry_kwargs={"max_retries": 0}, **AUTORETRIED)
 def autoretries_in_vain_unacknowledged(self, account):
     return twice_for_nothing(self, account, ValueError("not now"))
+
+
+class KeepsWhoStoresIt:
+    """A result that is long in being stored: until then the lock is free, and nobody knows."""
+
+    def __init__(self, account: str) -> None:
+        self.account = account
+
+    def __json__(self):
+        journal.add("storing", account=self.account)
+        journal.wait_for(f"end {self.account}", 30)
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, **ACKS_LATE)
+def is_long_in_storing_its_result(self, account):
+    result = work(self, account)
+    return KeepsWhoStoresIt(account) if len(runs(account)) == 1 else result
 
 
 class KillsWhoStoresIt:
