@@ -20,6 +20,8 @@ from .look import SHOWN, Look, Why, held_for
 _WORKERS = 1.0
 # Why a worker has not begun with a task, by what `query_task` tells; else for want of a slot.
 _WAITS_IN_A_WORKER = {"scheduled": " until its ETA", "limited": " for its rate limit"}
+# What a worker told of a task: its own name, in which of its lists it has it, what it knows.
+Told = tuple[str, str, dict[str, Any]]
 # Instead of a state: the result backend could not be asked.
 _UNASKED = "UNASKED"
 
@@ -66,10 +68,9 @@ class Question:
             return self._there((lock,)) or waits
         stored = _stored(self.app, self.task_id)
         if (told := _result(self.task_id, stored)) is not None:
-            if told.state == "retry" and found is not None:
-                place = f"{_for(found.waiter.names)}, {_ahead(found.waiter, found.name)}"
-                told = replace(told, sentence=f"{told.sentence}; it has its place {place}")
-            return told  # it waits for its retry, or has ended while the workers were asked
+            if told.state == "retry":
+                return self._waits_for_its_retry(told, found, workers, answered)
+            return told  # it has ended while the workers were asked
         if (lost := _lost(self.task_id, stored, answered)) is not None:
             return lost
         state, error, _ = stored
@@ -161,6 +162,37 @@ class Question:
         lacks = f"does not hold its {_locks(names)}" if names else "holds no lock of its own"
         pid = info.get("worker_pid")
         return Why(self.task_id, "runs", f"{work} runs in {where} (pid {pid}) and {lacks}")
+
+    def _waits_for_its_retry(
+        self, told: Why, found: ParkedMessage | None, workers: Told | None, answered: bool
+    ) -> Why:
+        """Whether its message is anywhere, and what it keeps from others until that comes."""
+        said = [told.sentence]
+        if found is not None:
+            place = f"{_for(found.waiter.names)}, {_ahead(found.waiter, found.name)}"
+            said.append(f"it has its place {place}")
+        if (kept := self._kept()) is not None:
+            left = duration(kept[1].lease_left)
+            said.append(f"{_called(kept[0].name)} is kept for it for {left} more")
+            told = replace(told, lock=kept[0].name, holders=kept[0].holders)
+        if workers is not None:
+            when = _WAITS_IN_A_WORKER.get(workers[1], "")
+            said.append(f"the worker {workers[0]} has its message{when}")
+        elif answered:
+            said.append(
+                "no worker that answers has its message: it waits in the broker, or in a worker "
+                "that does not tell of it, or is lost"
+            )
+        return replace(told, sentence="; ".join(said))
+
+    def _kept(self) -> tuple[LockInfo, Holder] | None:
+        """A lock that is kept for the task, and its hold there."""
+        with suppress(LockConfigError):  # not all locks may be looked at
+            for lock in self.look.find("*", SHOWN):
+                for holder in () if lock.name.startswith(MARKER) else lock.holders:
+                    if holder.kept and holder.task_id == self.task_id:
+                        return lock, holder
+        return None
 
     def _parked_elsewhere(self, node: str, state: str, info: dict[str, Any]) -> Why:
         """A worker found it in its Redis, and we did not before in ours (`worker.control`)."""
@@ -409,6 +441,7 @@ def _lost(task_id: str, stored: tuple[str, Any, str], answered: bool) -> Why | N
 
 def _result(task_id: str, stored: tuple[str, Any, str]) -> Why | None:
     """What the result backend says, if the task has ended or will be retried."""
+    from celery.exceptions import Retry
     from celery.states import READY_STATES, RETRY
 
     from ..worker.states import is_dropped
@@ -420,13 +453,16 @@ def _result(task_id: str, stored: tuple[str, Any, str]) -> Why | None:
     if state in READY_STATES:
         said = "" if state == "SUCCESS" else f", {type(result).__name__}: {result}"
         return Why(task_id, "ended", f"{work} has ended: {state}{said}")
+    if state == RETRY and isinstance(result, Retry):
+        of = "a shutdown, or a lost connection to the broker"
+        return Why(task_id, "retry", f"{work} was cancelled by Celery ({of})")
     if state == RETRY:
         because = "" if result is None else f": {result}"
-        return Why(task_id, "retry", f"{work} will run again{because}")
+        return Why(task_id, "retry", f"{work} waits for its retry{because}")
     return None
 
 
-def _ask_workers(app: Any, task_id: str) -> tuple[tuple[str, str, dict[str, Any]] | None, bool]:
+def _ask_workers(app: Any, task_id: str) -> tuple[Told | None, bool]:
     """The worker that has a task, in which of its lists, and what it knows about the task; and
     whether any worker answered."""
     replies = {} if app is None else _asked(app, "query_task", [task_id]) or {}

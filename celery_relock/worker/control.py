@@ -1,7 +1,8 @@
 """Remote control of what is parked, which no worker has: `inspect query_task` tells where it is,
 and `revoke_by_stamped_headers` reaches it as `revoke` does. For a task that a worker has,
 `query_task` also tells what the call says of its locks; and it tells of a task that waits in the
-worker for its rate limit, of which Celery's does not know.
+worker for its rate limit, of which Celery's does not know, or for its ETA: of a retry Celery's
+does not know either, as the attempt before it has the same id, and ends when that has come.
 
 Loaded by a worker's main process.
 """
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery.utils.functional import maybe_list
 from celery.worker import control
+from celery.worker.request import Request
 from celery.worker.state import active_requests, requests, revoked, revoked_stamps
 
 from ..declaration import engine_of
@@ -40,7 +42,8 @@ def query_task(state: Any, ids: Any, **_: Any) -> dict[str, Any]:
     found: dict[str, Any] = _celerys(state, ids)
     for task_id, (_, info) in found.items():
         info["relock"] = _told_by_the_call(task_id)
-    found |= _rate_limited(state, set(maybe_list(ids)) - found.keys())
+    missing = set(maybe_list(ids)) - found.keys()
+    found |= _rate_limited(state, missing) | _scheduled(state, missing)
     try:
         if (ask := _inspection(engine_of(state.app).backend)) is not None:
             for task_id in maybe_list(ids):
@@ -56,6 +59,14 @@ def _rate_limited(state: Any, ids: set[str]) -> dict[str, Any]:
     buckets = getattr(getattr(state, "consumer", None), "task_buckets", {})
     waiting = [each for bucket in [*buckets.values()] if bucket for each, _ in [*bucket.contents]]
     return {each.id: ("limited", each.info()) for each in waiting if each.id in ids}
+
+
+def _scheduled(state: Any, ids: set[str]) -> dict[str, Any]:
+    """Which of these tasks wait in this worker for their ETA, as Celery tells of others."""
+    timer = getattr(getattr(state, "consumer", None), "timer", None)
+    entries = [each.entry for each in [*timer.schedule.queue]] if timer else []
+    waiting = [arg for entry in entries for arg in entry.args[:1] if isinstance(arg, Request)]
+    return {each.id: ("scheduled", each.info()) for each in waiting if each.id in ids}
 
 
 def _told_by_the_call(task_id: str) -> dict[str, Any]:

@@ -13,9 +13,9 @@ import uuid
 from typing import Any
 
 import pytest
-from celery import VERSION, Celery, chain, chord, group, states
+from celery import Celery, chain, chord, group, states
 from celery.app.control import Inspect
-from celery.exceptions import TaskRevokedError
+from celery.exceptions import Retry, TaskRevokedError
 
 from celery_relock import Lock, LockedTask, signals
 from celery_relock.admin import Locks
@@ -124,7 +124,6 @@ def test_why_says_it_in_a_sentence_within_five_round_trips(
     assert len(trips) <= 5
 
 
-@pytest.mark.skipif(VERSION < (5, 7), reason="this Celery does not find a message with an ETA")
 def test_why_says_of_a_message_with_an_eta_that_a_worker_has_it(
     worker: Worker, locks: Locks, key: str, trips: list[str], monkeypatch: Any
 ) -> None:
@@ -387,10 +386,61 @@ def test_a_retry_that_runs_holds_its_lock_though_the_last_state_is_the_one_befor
     running, waiting = locks.why(retried.id), locks.why(waits.id)
 
     assert (running.state, running.lock) == ("holds", key), running.sentence
-    assert (waiting.state, waiting.sentence) == ("retry", f"the task {waits.id} will run again")
+    assert (waiting.state, waiting.lock) == ("retry", f"{key} 2")
+    assert waiting.sentence.startswith(f"the task {waits.id} waits for its retry; ")
     worker.journal.add(f"go {key}")
     assert retried.get(timeout=20) is None
     waits.revoke()
+
+
+def test_a_retry_is_told_what_is_kept_for_it_and_which_worker_has_its_message(
+    worker: Worker, locks: Locks, key: str
+) -> None:
+    retried = worker.module.again.delay(key)
+    has_come = "has its message until its ETA"
+    wait_for(lambda: has_come in locks.why(retried.id).sentence, 30, "the message of the retry")
+
+    why = locks.why(retried.id)
+
+    begins = f"the task {retried.id} waits for its retry; the lock '{key}' is kept for it for "
+    ends = rf"\d+m\d\ds more; the worker {worker.node} {has_come}"
+    assert re.fullmatch(re.escape(begins) + ends, why.sentence), why.sentence
+    assert why.state == "retry"
+    assert (why.lock, [each.kept for each in why.holders]) == (key, [True])
+    retried.revoke()
+    locks.release(key)
+
+
+def test_a_retry_that_no_worker_has_can_be_lost_and_its_lock_can_be_released(
+    worker: Worker, locks: Locks, key: str
+) -> None:
+    """The broker crashed, say, and `why` of who holds the lock said that it will run again."""
+    retried = worker.module.again_elsewhere.delay(key)
+    wait_for(lambda: retried.state == states.RETRY, what="the retry")
+
+    why = locks.why(retried.id)
+
+    assert (why.state, why.lock) == ("retry", key)
+    assert why.sentence.endswith(
+        " more; no worker that answers has its message: it waits in the broker, or in a worker "
+        "that does not tell of it, or is lost"
+    )
+    assert [each.task_id for each in locks.release(why.lock)] == [retried.id]
+
+
+def test_a_task_that_celery_has_cancelled_does_not_wait_for_a_retry_of_its_body(
+    worker: Worker, locks: Locks
+) -> None:
+    lost, error = str(uuid.uuid4()), Retry(message="cancelled by Celery")
+    worker.module.app.backend.mark_as_retry(lost, error)  # as `Request.cancel` does
+
+    why = locks.why(lost)
+
+    assert why.state == "retry"
+    assert why.sentence.startswith(
+        f"the task {lost} was cancelled by Celery (a shutdown, or a lost connection to the "
+        "broker); no worker that answers has its message: "
+    )
 
 
 @pytest.mark.parametrize("answers", [True, False], ids=["its worker answers", "it does not"])
@@ -435,9 +485,9 @@ def test_a_retry_is_told_its_reason_and_its_place_in_the_order(
     why = locks.why(retried.id)
 
     assert why.state == "retry"
-    assert why.sentence == (
-        f"the task {retried.id} will run again: no luck; it has its place in the order of '{key}', "
-        "first in its queue"
+    assert why.sentence.startswith(
+        f"the task {retried.id} waits for its retry: no luck; it has its place in the order of "
+        f"'{key}', first in its queue"
     )
     retried.revoke()
     locks.release(LINE + key)

@@ -27,11 +27,13 @@ from celery.local import Proxy
 from celery.signals import before_task_publish, task_failure, worker_init
 from celery.states import FAILURE, PENDING, SUCCESS
 from celery.utils.threads import LocalStack
+from celery.utils.timer2 import Timer as Timer2
 from celery.worker import control, state
 from celery.worker.consumer import Consumer
 from celery.worker.request import Request
 from kombu import Connection, Queue, compression
 from kombu.asynchronous import Hub
+from kombu.asynchronous.timer import Timer
 from kombu.common import ignore_errors
 from kombu.utils.limits import TokenBucket
 from pydantic import BaseModel
@@ -558,6 +560,15 @@ def _():
     app.conf.broker_url = "memory://"
     app.send_task("t")
     assert told[0] is app.amqp.queues["celery"]
+
+
+@row("`Consumer.timer`, `Timer.schedule`, `Schedule.queue`")
+def _():
+    assert "self.timer = " in inspect.getsource(Consumer.__init__)
+    timer = Timer()
+    timer.call_after(60, print, ("a request",))
+    assert [each.entry.args for each in timer.schedule.queue] == [("a request",)]
+    assert Timer2(timer.schedule).schedule.queue  # of the pools that have no event loop
 
 
 @row("`Consumer.task_buckets`, `TokenBucket.contents`")

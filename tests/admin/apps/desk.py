@@ -64,6 +64,11 @@ def again(self, key):
         raise self.retry(countdown=600)
 
 
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_keep_on_retry=True)
+def again_elsewhere(self, key):
+    raise self.retry(queue=f"no worker of {key}", countdown=0)
+
+
 @app.task(base=LockedTask, bind=True, lock_key=KEY, track_started=False)
 def soon_again(self, key):
     if not self.request.retries:
