@@ -22,6 +22,11 @@ _WORKERS = 1.0
 _WAITS_IN_A_WORKER = {"scheduled": " until its ETA", "limited": " for its rate limit"}
 # What a worker told of a task: its own name, in which of its lists it has it, what it knows.
 Told = tuple[str, str, dict[str, Any]]
+# What is to be said of a parked message that no worker of this app can publish.
+_ELSEWHERE = (
+    "; it was parked by another app, or for another broker: only a worker with that broker_url and "
+    "that app name resumes it"
+)
 # Instead of a state: the result backend could not be asked.
 _UNASKED = "UNASKED"
 
@@ -100,7 +105,9 @@ class Question:
             sentence = f"{work} is a burst of calls that began {waits} ago: {_pause_of(lock)}"
             return Why(self.task_id, waiter.state, sentence, found.name, ahead, lock.holders)
         unread = self._without_a_worker(found.text)
-        if waiter.state == "resumed":
+        if waiter.state == "resumed" and unread == _ELSEWHERE:
+            sentence = f"{work} has its turn {_for(waiter.names)} after {waits}"
+        elif waiter.state == "resumed":
             sentence = (
                 f"{work} has its turn {_for(waiter.names)} after {waits}: its message is on "
                 "its way to a worker"
@@ -125,14 +132,16 @@ class Question:
         return self._parked(found) if found is not None and found.text else None
 
     def _without_a_worker(self, text: str) -> str:
-        """What is to be said of a parked message whose queue no worker consumes."""
+        """What is to be said of a parked message that no worker of this app gets."""
         from ..worker.parking import can_answer, channel, homes, resume_queue
 
         if self.app is None:
             return ""
         message = json.loads(text)
         queue, of = message["queue"], message["home"]
-        if not queue or of not in homes(self.app) or not can_answer(self.app):
+        if of not in homes(self.app):
+            return _ELSEWHERE
+        if not queue or not can_answer(self.app):
             return ""
         if self.consumed(channel(of, resume_queue(queue))):
             return ""

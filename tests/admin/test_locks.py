@@ -157,6 +157,25 @@ def test_why_says_of_a_message_that_waits_for_its_rate_limit_that_a_worker_has_i
     )
 
 
+def test_why_says_of_a_task_that_was_parked_for_another_broker_that_no_worker_here_resumes_it(
+    worker: Worker, key: str, held: Any
+) -> None:
+    """`broker_url`, or the app's name, was changed while it was parked."""
+    conf = worker.module.app.conf
+    moved = Celery("moved", broker=conf.broker_url, backend=conf.result_backend)
+    names = ("relock_url", "relock_namespace", "result_backend_transport_options")
+    moved.conf.update({name: conf[name] for name in names})
+    parked = held.park()
+
+    why = Locks(moved).why(parked)
+
+    assert why.state == "parked"
+    assert why.sentence.endswith(
+        "; it was parked by another app, or for another broker: only a worker with that broker_url "
+        "and that app name resumes it"
+    )
+
+
 def test_why_says_that_nobody_reads_the_queue_to_which_a_parked_task_returns(
     worker: Worker, locks: Locks, held: Any
 ) -> None:
