@@ -11,7 +11,7 @@
 -- ARGV[1.7..] limit: count, permits at the same time, 0 to share the lock; one per lock
 -- ARGV[2] label: text, the holder for people
 -- ARGV[3] ancestors: ids with spaces between, the executions whose holds can be re-entered; empty or missing for none
--- ARGV[4] place: text, how to queue as JSON: `wait`, or `message` and what belongs to it; missing does not queue
+-- ARGV[4] place: text, how to queue as JSON: `wait`, or `message` and what belongs to it; with neither, or missing, it does not queue
 -- Reply {HELD, fence, reentered, …}: the execution has all locks; a pair per lock
 -- Reply {WAIT, rank, ms}: queued at this rank; look again after ms, when the next lease ends
 -- Reply {PARKED, rank}: the message is in the queue at this rank
@@ -76,6 +76,9 @@ end
 
 -- How to queue, if at all: in a process that has heartbeats, or as a message (see lib/parked).
 local asked = place and cjson.decode(place)
+-- The holds that cannot end before this execution has its locks, whether it queues or not.
+local stuck = asked and asked.stuck
+asked = asked and (asked.wait or asked.message) and asked
 
 local me = {
   call = call,
@@ -224,23 +227,23 @@ local function answer()
   end
   -- Only now: what the queues let in can hold any of these locks, or be this execution.
   local joined, wanted, blocked = sort_out(ahead)
-  if blocked and not asked then
-    return busy(blocked)
-  end
-  local stuck = blocked and asked.stuck
-  local path = stuck and Deadlock.path(call, execution, wanted.locks, wanted.limits, stuck)
+  local looks = blocked and stuck
+  local path = looks and asked and Deadlock.path(call, execution, wanted.locks, wanted.limits, stuck)
   if path then
     Claim.leave_other_places(me, {})
     return { 'DEADLOCK', unpack(path) }
   end
   -- Who waits for a hold that cannot end before this execution has the lock would wait for ever ahead of it.
-  for i, lock in ipairs(stuck and locks or {}) do
+  for i, lock in ipairs(looks and locks or {}) do
     if ahead[i] and Deadlock.is_behind_itself(call, execution, lock, limits[i], stuck) then
       ahead[i], me.passes = false, true
     end
   end
   if me.passes then
     joined, wanted, blocked = sort_out(ahead)
+  end
+  if blocked and not asked then
+    return busy(blocked)
   end
   if blocked and asked.message then
     return park(wanted, blocked)

@@ -1079,14 +1079,15 @@ class _Acquire(_Command):
         ahead = {lock.name: self.promote(lock, self.me) for lock in self.locks if lock.queue}
         joined, wanted, blocked = self._sort_out(ahead)
         if blocked is not None:
-            if not self.waiter_lease and self.request is None:
-                return self._busy(blocked)
-            if path := self.deadlock(self.me, wanted, self.claim.stuck):
+            waits = self.waiter_lease > 0 or self.request is not None
+            if waits and (path := self.deadlock(self.me, wanted, self.claim.stuck)):
                 self._leave_other_places({})
                 return Deadlocked(path)
             self._pass(ahead)
             if self.passes:
                 joined, wanted, blocked = self._sort_out(ahead)
+            if blocked is not None and not waits:
+                return self._busy(blocked)
         if blocked is None:
             self._leave_other_places({})
             return self._held(joined, wanted)

@@ -206,6 +206,11 @@ def test_who_holds_what_somebody_ahead_waits_for_passes_at_a_free_lock(ahead):
     assert desk.waiters("z") == ["y1"]
 
 
+def test_who_holds_what_somebody_ahead_waits_for_passes_even_if_it_does_not_wait(ahead):
+    assert isinstance(ahead.acquire("in1", names=("z",), stuck=("r1",)), Held)
+    assert ahead.waiters("z") == ["y1"]
+
+
 @pytest.mark.parametrize("how", ["queue", "park"])
 def test_who_holds_what_somebody_ahead_waits_for_passes_in_the_queue(desk, how):
     desk.fence("r1", names=("x",))

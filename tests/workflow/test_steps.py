@@ -262,8 +262,10 @@ def test_a_step_s_retry_runs_once_the_state_retry_is_stored(flow, option):
     flow.is_clean()
 
 
-def test_a_step_passes_who_waits_for_its_workflow_s_lock_and_for_its_own(flow):
-    steps = flow.step("0", "wait"), flow.step("1", "", flow.module.excluding)
+@pytest.mark.parametrize("policy", ["wait", "block", "retry", "drop", "raise"])
+def test_a_step_passes_who_waits_for_its_workflow_s_lock_and_for_its_own(flow, policy):
+    excluding = flow.step("1", "", flow.module.excluding).set(lock_on_conflict=policy)
+    steps = flow.step("0", "wait"), excluding
     result = locked(chain(*steps), key=flow.key).delay()
     flow.wait_for("0")
     other = flow.module.wants_both.delay(flow.account)

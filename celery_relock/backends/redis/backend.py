@@ -328,7 +328,8 @@ class RedisBackend:
         self.transport.listen(channel, listener._replace(hear=heard))
 
     def _claim(self, claim: Claim, place: dict[str, Any], inbox: str) -> Call:
-        if place and claim.stuck:
+        if claim.stuck:
+            # Also without a wait: whom it passes, the script says.
             place["stuck"] = claim.stuck
         who = f"{claim.execution_id} {claim.attempt_id} {claim.owner}"
         limits = " ".join(map(str, claim.limits))
