@@ -197,7 +197,9 @@ def test_what_comes_while_the_consuming_is_being_ended_is_requeued(rabbitmq):
             connection=connection,
             connection_errors=connection.connection_errors,
             channel_errors=connection.channel_errors,
-            controller=SimpleNamespace(relock_resumer=SimpleNamespace(consumes=list)),
+            controller=SimpleNamespace(
+                relock_resumer=SimpleNamespace(consumes=list, left_broker=repr)
+            ),
             hub=SimpleNamespace(on_tick=set()),
             on_decode_error=None,
             pool=SimpleNamespace(active=False, is_green=False, limit=1, num_processes=1),
