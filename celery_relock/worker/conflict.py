@@ -224,8 +224,11 @@ def end_waiting(attempt: Attempt, error: Exception | None) -> None:
 
 
 def _refuse(attempt: Attempt, answer: Conflict | OtherAttempt, error: Exception) -> NoReturn:
-    """End an execution without its lock; one that was parked is withdrawn."""
-    if isinstance(answer, Conflict) and answer.parked:
+    """End an execution without its lock; one that was parked is withdrawn, also where it was parked
+    for another lock than it asks for now (a deploy)."""
+    message = attempt.message
+    was_parked = message is not None and header_of(message).parked
+    if isinstance(answer, Conflict) and (answer.parked or was_parked):
         of = attempt.lease.claim.execution_id, remember_unlocked(attempt, error)
         attempt.engine.parking.withdraw(*of)
     raise error

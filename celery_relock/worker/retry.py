@@ -92,8 +92,8 @@ class LeftToRetry:
 
 
 def obtain_kept(attempt: Attempt) -> Held | None:
-    """Acquire as `obtain` does. A retry that ends without its locks leaves nothing that was kept
-    for it."""
+    """Acquire as `obtain` does. A retry that ends without its locks, or has others, leaves nothing
+    that was kept for it."""
 
     def clear_later(error: Exception | None) -> None:  # not here: Redis can be silent
         of = attempt.engine, attempt.message, remember_unlocked(attempt, error)
@@ -108,7 +108,19 @@ def obtain_kept(attempt: Attempt) -> Held | None:
         raise
     if held is None:  # lock_on_unavailable="run"
         clear_later(None)
+    else:
+        _clear_others(attempt)
     return held
+
+
+def _clear_others(attempt: Attempt) -> None:
+    """What was kept for a retry by names that its code does not ask for (a deploy) nobody would
+    release."""
+    header, names = header_of(attempt.message), attempt.lease.claim.names
+    others = [name for name, _ in header.kept if name not in names]
+    if others:
+        of = attempt.engine, others, header.execution_id, 0.0
+        attempt.engine.later.add(partial(end_unexecuted, *of, is_left=True))
 
 
 def unbroken(message: Any, lease: Lease) -> bool:

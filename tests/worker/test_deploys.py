@@ -1,0 +1,71 @@
+"""A deploy changes the lock options of a task while its calls wait: old code and new code use one
+Redis, one broker and one name of the task."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+
+import pytest
+
+from celery_relock.admin import Locks
+from celery_relock.errors import LockConflict
+from tests.support import wait_for
+from tests.support.parked import lock_of, wait_until_parked
+
+APP = "tests.worker.apps.deployed"
+
+
+@pytest.fixture
+def deployed(new_worker):
+    """Start a worker with a version of the code: `deployed(lock_limit=2)`."""
+
+    def start(**options):
+        return new_worker(APP, env={"RELOCK_TEST_OPTIONS": json.dumps(options)})
+
+    return start
+
+
+def wait_until_nothing_is_left(worker):
+    look = Locks(worker.module.app)
+    wait_for(lambda: not [*look.find()], what="nobody holds or waits for a lock")
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [{"lock_on_conflict": "drop"}, {"lock_on_conflict": "raise"}, {"lock_max_wait": 0.1}],
+    ids=["drop", "raise", "max_wait"],
+)
+def test_a_parked_call_that_ends_at_the_lock_of_the_new_code_does_not_run_later(
+    deployed, account, ends
+):
+    with closing(deployed()) as before:
+        first = lock_of(before, f"account:{account}")
+        assert first.acquire()
+        charged = before.module.charge.delay(account)
+        wait_until_parked(before, first.name)
+    after = deployed(lock_key="new:{account}", **ends)
+    with lock_of(after, f"new:{account}"):
+        first.release()
+        if ends == {"lock_on_conflict": "drop"}:
+            assert charged.get(timeout=30)["relock"] == "dropped"
+        else:
+            with pytest.raises(LockConflict):
+                charged.get(timeout=30)
+    wait_until_nothing_is_left(after)
+    assert after.journal.events("charged") == []
+
+
+@pytest.mark.parametrize("keys", [["other:{account}"], ["account:{account}"]], ids=["all", "one"])
+def test_what_was_kept_for_a_retry_by_the_old_names_is_free_when_it_has_the_new_ones(
+    deployed, account, keys
+):
+    with closing(
+        deployed(lock_key=["account:{account}", "also:{account}"], lock_keep_on_retry=True)
+    ) as before:
+        charged = before.module.charge.delay(account, 5)
+        wait_for(lambda: charged.state == "RETRY")
+        before.stop()  # its message, which is not due yet, goes back to its queue
+    after = deployed(lock_key=keys)
+    charged.get(timeout=60)
+    wait_until_nothing_is_left(after)
