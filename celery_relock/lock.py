@@ -94,7 +94,8 @@ class Lock(NamedLock["Client"]):
         sleep: not used, as there is no polling; accepted because redis-py's Lock has it.
         blocking: whether to wait by default.
         blocking_timeout: seconds to wait at most; None waits without a bound.
-        thread_local: False lets another thread release what this thread acquired.
+        thread_local: False lets another thread release what this thread acquired. Then the object
+            re-enters only by a `with` block inside of a `with` block.
         raise_on_release_error: False logs a lock that was lost inside `with` instead of raising.
         owner: any text. Every `Lock` with the same owner re-enters.
         limit: how many permits the lock has, 1 or more.
@@ -165,7 +166,7 @@ class Lock(NamedLock["Client"]):
     def __enter__(self) -> Lock:
         wait, before = self._wait(None, None), self._standing()
         try:
-            self._check_acquired(self._take(wait, None), wait)
+            self._check_acquired(self._take(wait, None, block=True), wait)
             return self
         except BaseException:
             # A signal's exception, once the lock was acquired: `with` calls no `__exit__` then.
@@ -193,9 +194,9 @@ class Lock(NamedLock["Client"]):
                     self.release()
             raise
 
-    def _take(self, wait: float | None, token: Token) -> Answer:
+    def _take(self, wait: float | None, token: Token, *, block: bool = False) -> Answer:
         grip = self._thread_grip()
-        if grip is not None and (found := self._with(grip, wait)) is not None:
+        if grip is not None and (found := self._with(grip, wait, block)) is not None:
             return found
         outer = self._outer()
         if outer is not None and outer.backend is self._engine.backend:
@@ -249,7 +250,7 @@ class Lock(NamedLock["Client"]):
 
         return fenced(connection, *self._to_fence())
 
-    def _with(self, grip: ThreadGrip, wait: float | None) -> Held | Conflict | None:
+    def _with(self, grip: ThreadGrip, wait: float | None, block: bool) -> Held | Conflict | None:
         """What this thread's grip says of another acquire, if that need not be asked for."""
         lease = grip.lease
         if lease.state is State.ASKED:
@@ -259,7 +260,17 @@ class Lock(NamedLock["Client"]):
             return None
         if lease.state is State.HELD and grip.of_another:
             return self._of_another(lease, wait)
+        if lease.state is State.HELD and self._is_passed_on(grip, block):
+            return None
         return self._re_enter(grip)
+
+    def _is_passed_on(self, grip: ThreadGrip, block: bool) -> bool:
+        """Whether another thread may be about to release what this one has acquired, and this one,
+        of a pool, be back for other work. Not inside of its block; not for an owner or in a task,
+        which re-enter all the same."""
+        if not self._for_any_thread or self._limit != 1 or self._owner or self._outer():
+            return False
+        return not (block and reentrancy.has(grip.lease))
 
     def _of_another(self, lease: Lease, wait: float | None) -> Conflict:
         """The conflict: another coroutine of this thread holds the lock through this object."""

@@ -44,6 +44,11 @@ def begin(task_id: str) -> None:
         _stack.set(tuple([each for each in stack if each.work and each.work.id == task_id]))
 
 
+def has(lease: Lease) -> bool:
+    """Whether a lease is among those of this call stack, whatever has become of it."""
+    return lease in _stack.get()
+
+
 def holding(backend: Backend | None, name: str, shared: bool = False) -> Lease | None:
     """The innermost lease of this call stack that covers the lock name, at any backend for None.
     The lease may be lost. A lease that shares the lock covers only what is to share it, too."""

@@ -109,6 +109,53 @@ def test_a_shared_lock_goes_from_thread_to_thread_without_being_dropped(lock: Ma
     assert not one.locked()
 
 
+def test_a_thread_that_has_passed_a_lock_on_waits_until_another_has_released_it(
+    lock: MakeLock,
+) -> None:
+    """As the thread of a pool does that comes back for other work (`run_in_executor`)."""
+    one = lock(thread_local=False)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(one.acquire).result(30)
+        assert not pool.submit(one.acquire, blocking=False).result(30)
+        waits = pool.submit(one.acquire)
+        wait_for(lambda: one._engine.inspect("a").waiting == 1)
+        one.release()
+        assert waits.result(30)
+    one.release()
+    assert not one.locked()
+
+
+def test_a_block_that_another_thread_ends_is_re_entered_in_its_context_alone(
+    lock: MakeLock, in_thread: Callable[..., Any]
+) -> None:
+    """A dependency of FastAPI begins and ends in a thread of a pool, in its request's context."""
+    one = lock(thread_local=False, blocking_timeout=0)
+    request, another = contextvars.Context(), contextvars.Context()
+    request.run(one.__enter__)
+    with pytest.raises(LockNotAcquired):
+        another.run(one.__enter__)
+    request.run(one.__enter__)
+    in_thread(one.release)
+    assert one.owned()
+    in_thread(one.release)
+    assert not one.locked()
+    another.run(one.__enter__)
+    one.release()
+
+
+@pytest.mark.parametrize("options", [{"owner": "me"}, {"mode": "shared"}])
+def test_an_owner_and_who_shares_re_enter_what_any_thread_may_release(
+    lock: MakeLock, in_thread: Callable[..., Any], options: dict[str, Any]
+) -> None:
+    one = lock(thread_local=False, **options)
+    for _ in range(2):
+        assert one.acquire(blocking=False)
+    in_thread(one.release)
+    assert one.owned()
+    in_thread(one.release)
+    assert not one.locked()
+
+
 def test_so_many_as_the_limit_allows_hold_it(lock: MakeLock) -> None:
     first, second, third = lock(limit=2), lock(limit=2), lock(limit=2)
     assert first.acquire(blocking=False)
@@ -481,6 +528,9 @@ def test_in_a_task_a_shared_lock_is_re_entered_as_often_as_it_is_released(
 ) -> None:
     def body() -> None:
         with lock(redis_url, thread_local=False) as one, one:
+            assert one.acquire(blocking=False)
             assert one.owned()
+            one.release()
 
     task(body)
+    assert not lock().locked()
