@@ -32,6 +32,8 @@ def main(calls: int, seed: int, brokers: tuple[str, ...], worker: str, write: Pa
         click.echo(f"{table({broker: report})}\n")
         for violation in report.violations:
             click.echo(f"VIOLATION {violation}", err=True)
+        for task in report.unreceived:
+            click.echo(f"not received: {task}", err=True)
     page.write(write, "mixed figures", table(reports), "scripts/mixed")
     sys.exit(any(report.violations for report in reports.values()))
 
@@ -49,7 +51,7 @@ def table(reports: dict[str, Report]) -> str:
     for kind in sorted({kind for report in every for kind in report.faults}):
         rows.append((kind, [report.faults[kind] for report in every]))
     rows += [
-        ("tasks whose message no worker received", [report.unreceived for report in every]),
+        ("tasks whose message no worker received", [len(report.unreceived) for report in every]),
         ("**violations**", page.bold(len(report.violations) for report in every)),
     ]
     return page.table(reports, rows)

@@ -7,8 +7,8 @@ Redis, no clock.
 - cooldown: a lock that cools down is not acquired meanwhile.
 - order of calls: a body that begins after that of a later call was told so.
 - twice: no call is completed again once its result was stored. (A step of a canvas can be: its
-  message is sent again if the step before is run again. So can a call whose process was killed when
-  it had sent a retry: its message comes again, and sends another.)
+  message is sent again if the step before is run again. So can a call whose process was killed, or
+  told to exit, when it had sent a retry: its message comes again, and sends another.)
 - lost, state: what a worker has received comes to an end, in one of the states that it may end in.
   (A message that no worker has received was lost by the broker, also the one of a retry.)
 """
@@ -37,13 +37,14 @@ class Report:
         sent: tasks, by the kind of their call.
         bodies: that entered a lock.
         beside: entries while somebody else was inside, as the lock is shared or has more permits.
-        unreceived: tasks that have not ended, as no worker has received their last message.
+        unreceived: tasks that have not ended, as no worker has received their last message; each
+            with its kind and what was told of it.
     """
 
     sent: Counter[str]
     bodies: int
     beside: int
-    unreceived: int
+    unreceived: list[str]
     violations: list[str]
     faults: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
@@ -70,7 +71,10 @@ def report(events: Sequence[Event], states: Mapping[str, str]) -> Report:
         sent=Counter(event["kind"] for event in sent.values()),
         bodies=sum(event.name == "enter" for event in events),
         beside=beside,
-        unreceived=len(on_their_way),
+        unreceived=[
+            f"{task} ({sent[task]['kind']}): {_told_of(task, events)}"
+            for task in sorted(on_their_way)
+        ],
         violations=[
             *wrong,
             *too_soon(events),
@@ -80,6 +84,11 @@ def report(events: Sequence[Event], states: Mapping[str, str]) -> Report:
             *states_wrong,
         ],
     )
+
+
+def _told_of(task: str, events: Iterable[Event]) -> str:
+    of = (event for event in events if event.data.get("task") == task)
+    return ", ".join(f"{event.name} {event.data.get('state', '')}".strip() for event in of)
 
 
 def _on_their_way(sent: Iterable[str], events: Sequence[Event]) -> set[str]:
@@ -111,7 +120,7 @@ def _with_two_retries(events: Iterable[Event]) -> set[str]:
     for event in events:
         if event.name == "leave":
             open_[event["task"], event.pid] += 1
-        elif event.name == "over":
+        elif event.name == "over" and event["state"] != "PENDING":  # as it is told of an exit
             open_[event["task"], event.pid] = 0
             if event["state"] == "RETRY":
                 retried.add(event["task"])
