@@ -207,6 +207,7 @@ class Call(NamedTuple):
         made: the signature for a key, another key, and the number of the call.
         ends: the states in which it may end.
         options: of `apply_async`.
+        retries: its body may send a retry.
         revoked: as soon as it was sent.
         times: so often in a row.
     """
@@ -214,6 +215,7 @@ class Call(NamedTuple):
     made: Callable[[str, str, int], Any]
     ends: tuple[str, ...] = ("SUCCESS",)
     options: Callable[[], dict[str, Any]] = dict
+    retries: bool = False
     revoked: bool = False
     times: int = 1
 
@@ -227,9 +229,9 @@ CALLS = {
     "limited": Call(lambda key, other, n: limited.si(key), times=LIMIT + 2),
     "reader": Call(lambda key, other, n: reader.si(key), times=3),
     "downgraded": Call(lambda key, other, n: downgraded.si(key)),
-    "kept by a retry": Call(lambda key, other, n: keeper.si(key)),
-    "retried": Call(lambda key, other, n: retrier.si(key)),
-    "retried by Celery": Call(lambda key, other, n: fragile.si(key), _EITHER),
+    "kept by a retry": Call(lambda key, other, n: keeper.si(key), retries=True),
+    "retried": Call(lambda key, other, n: retrier.si(key), retries=True),
+    "retried by Celery": Call(lambda key, other, n: fragile.si(key), _EITHER, retries=True),
     "nested": Call(lambda key, other, n: nested.si(key)),
     "descendant": Call(lambda key, other, n: parent.si(key)),
     "dropped": Call(lambda key, other, n: drop.si(key)),
@@ -238,7 +240,7 @@ CALLS = {
     "dedup": Call(lambda key, other, n: dedup.si(key), times=2),
     "debounce": Call(lambda key, other, n: burst.si(key), times=2),
     "cooldown": Call(lambda key, other, n: cooled.si(key), times=2),
-    "ordered": Call(lambda key, other, n: ordered.si(key, n), times=2),
+    "ordered": Call(lambda key, other, n: ordered.si(key, n), retries=True, times=2),
     "failed": Call(lambda key, other, n: broken.si(key), ("FAILURE",)),
     "countdown": Call(
         lambda key, other, n: single.si(key),

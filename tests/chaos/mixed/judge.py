@@ -114,17 +114,17 @@ def completed_again(events: Sequence[Event], alone: AbstractSet[str]) -> list[st
 
 
 def _with_two_retries(events: Iterable[Event]) -> set[str]:
-    """The tasks that retry and had a process that was killed between a body and its end."""
+    """The tasks that may retry and had a process that was killed between a body and its end."""
     open_: Counter[tuple[str, int]] = Counter()
-    retried = set()
+    retry = set()
     for event in events:
-        if event.name == "leave":
+        if event.name == "sent" and event["retries"]:
+            retry.add(event["task"])
+        elif event.name == "leave":
             open_[event["task"], event.pid] += 1
         elif event.name == "over" and event["state"] != "PENDING":  # as it is told of an exit
             open_[event["task"], event.pid] = 0
-            if event["state"] == "RETRY":
-                retried.add(event["task"])
-    return {task for (task, _), bodies in open_.items() if bodies} & retried
+    return {task for (task, _), bodies in open_.items() if bodies} & retry
 
 
 def ended(task: str, states: Mapping[str, str], events: Iterable[Event]) -> bool:

@@ -17,7 +17,8 @@ def send(kind: str, call: Call, made: Signature) -> None:
     members = result.results if isinstance(result, GroupResult) else [result]
     for each in members:
         alone = type(made) is Signature
-        tell("sent", task=each.id, kind=kind, ends=call.ends, alone=alone)
+        told = {"ends": call.ends, "retries": call.retries, "alone": alone}
+        tell("sent", task=each.id, kind=kind, **told)
     if call.revoked:
         app.control.revoke(result.id)
 
