@@ -82,7 +82,8 @@ class Lock(NamedLock["Client"]):
 
     Args:
         redis: as there, or a client of redis.asyncio. Only its address and credentials are used.
-        thread_local: False lets another task release what this task acquired.
+        thread_local: False lets another task release what this task acquired. Then the object
+            re-enters only by an `async with` block inside of an `async with` block.
 
     Raises:
         LockConfigError: a value cannot be used.
@@ -132,7 +133,7 @@ class Lock(NamedLock["Client"]):
     async def __aenter__(self) -> Lock:
         wait, before = self._wait(None, None), self._standing()
         try:
-            self._check_acquired(await self._take(wait, None, _caller()), wait)
+            self._check_acquired(await self._take(wait, None, _caller(), block=True), wait)
             return self
         except (asyncio.CancelledError, GeneratorExit):
             raise
@@ -185,9 +186,11 @@ class Lock(NamedLock["Client"]):
     async def _acquire(self, wait: float | None, token: Token, caller: object) -> bool:
         return isinstance(await self._take(wait, token, _for(caller)), Held)
 
-    async def _take(self, wait: float | None, token: Token, caller: object) -> Answer:
+    async def _take(
+        self, wait: float | None, token: Token, caller: object, *, block: bool = False
+    ) -> Answer:
         engine, grip = self._aside, self._grip_of(caller)
-        if grip is not None and (again := await self._with(grip, caller)) is not None:
+        if grip is not None and (again := await self._with(grip, caller, block)) is not None:
             return again
         outer = self._outer()
         if outer is not None and outer.backend is self._engine.backend:
@@ -219,13 +222,15 @@ class Lock(NamedLock["Client"]):
         self._check_deadlock(answer)
         return answer
 
-    async def _with(self, grip: Grip, caller: object) -> Held | None:
+    async def _with(self, grip: Grip, caller: object, block: bool) -> Held | None:
         """What a caller's grip says of another acquire, if that need not be asked for."""
         lease = grip.lease
         if lease.state is State.ASKED:
             await self._release(caller)  # a failed release has left it in our own way
             return None
         if self._for_any_thread and grip.holder is not caller:
+            return None
+        if self._is_passed_on(grip, block):
             return None
         return self._re_enter(grip)
 

@@ -260,17 +260,9 @@ class Lock(NamedLock["Client"]):
             return None
         if lease.state is State.HELD and grip.of_another:
             return self._of_another(lease, wait)
-        if lease.state is State.HELD and self._is_passed_on(grip, block):
+        if self._is_passed_on(grip, block):
             return None
         return self._re_enter(grip)
-
-    def _is_passed_on(self, grip: ThreadGrip, block: bool) -> bool:
-        """Whether another thread may be about to release what this one has acquired, and this one,
-        of a pool, be back for other work. Not inside of its block; not for an owner or in a task,
-        which re-enter all the same."""
-        if not self._for_any_thread or self._limit != 1 or self._owner or self._outer():
-            return False
-        return not (block and reentrancy.has(grip.lease))
 
     def _of_another(self, lease: Lease, wait: float | None) -> Conflict:
         """The conflict: another coroutine of this thread holds the lock through this object."""

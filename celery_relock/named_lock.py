@@ -375,6 +375,14 @@ class NamedLock(Generic[Client]):
         _check_wait(wait, self.name)
         return None if wait == math.inf else wait
 
+    def _is_passed_on(self, grip: Grip, block: bool) -> bool:
+        """Whether another may be about to release what its holder has acquired, who asks for it
+        again: a thread of a pool, perhaps, that is back for other work. Not inside of its block;
+        not for an owner or in a Celery task, which re-enter all the same."""
+        if not self._for_any_thread or self._limit != 1 or self._owner or self._outer():
+            return False
+        return grip.lease.state is State.HELD and not (block and reentrancy.has(grip.lease))
+
     def _re_enter(self, grip: Grip) -> Held | None:
         """Once more what the caller has already, if that is a hold."""
         lease = grip.lease

@@ -687,8 +687,11 @@ def test_threads_outside_of_asyncio_exclude_each_other(
     with _two_threads(each_drives_a_loop) as by:
         assert by(0, take)
         assert not by(1, take)
-        assert by(0, take), "it re-enters"
-        by(0, one.release)
+        if thread_local:
+            assert by(0, take), "it re-enters"
+            by(0, one.release)
+        else:
+            assert not by(0, take), "the other one may be about to release it"
         assert not by(1, take)
         by(0, one.release)
         assert by(1, take)
@@ -825,6 +828,29 @@ def test_a_release_that_failed_can_be_tried_again(
             with pytest.raises(type(error)):
                 await one.release()
         await one.release()
+        assert not await one.locked()
+
+    run(main())
+
+
+def test_a_task_that_has_passed_a_lock_on_waits_until_another_has_released_it(
+    lock: MakeLock, state: State
+) -> None:
+    async def main() -> None:
+        one = lock(thread_local=False)
+        assert await one.acquire()
+        assert not await one.acquire(blocking=False)
+
+        async def release() -> None:
+            await until(lambda: state().waiting)
+            await one.release()
+
+        another = asyncio.create_task(release())
+        assert await one.acquire(blocking_timeout=30)
+        await another
+        await one.release()
+        async with one, one:
+            assert await one.owned()
         assert not await one.locked()
 
     run(main())
