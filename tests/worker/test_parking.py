@@ -270,7 +270,6 @@ def test_a_broker_that_does_not_answer_holds_up_nobody_without_a_bound(app, monk
 def test_a_broker_that_blocks_all_who_publish_does_not_get_more_and_more_connections(
     app, monkeypatch
 ):
-    monkeypatch.setattr(parking, "_PUBLISHING", 0.1)
     text, goes_on, tries = parked_text(app, message(), {}), threading.Event(), []
 
     def blocks(*_):
@@ -278,6 +277,7 @@ def test_a_broker_that_blocks_all_who_publish_does_not_get_more_and_more_connect
         goes_on.wait(60)
 
     with monkeypatch.context() as patch:
+        patch.setattr(parking, "_PUBLISHING", 0.1)
         patch.setattr(parking, "_publish", blocks)
         for _ in range(30):
             with pytest.raises(TimeoutError, match="the broker has not answered"):
