@@ -68,11 +68,11 @@ def show(here: Here, name: str, limit: int) -> int:
 def why(here: Here, task_id: str) -> int:
     """Say why a task does not run, or what it does."""
     found = here.locks.why(here.locks.id_of(task_id))
-    here.show(found.as_dict(), [plain(_ended(found.sentence))])
+    here.show(found.as_dict(), [plain(_with_full_stop(found.sentence))])
     return NOT_FOUND if found.state == "unknown" else FOUND
 
 
-def _ended(sentence: str) -> str:
+def _with_full_stop(sentence: str) -> str:
     """With a full stop, if what is quoted at its end has none."""
     return sentence if sentence.endswith((".", "!", "?", "…")) else f"{sentence}."
 
@@ -149,7 +149,7 @@ def cancel(here: Here, task_ids: tuple[str, ...]) -> int:
         except RelockError as error:
             failed[task_id] = str(error)
     lines = [f"cancelled: {task_id}" for task_id in cancelled]
-    lines += [f"not parked: {_ended(each.sentence)}" for each in others]
+    lines += [f"not parked: {_with_full_stop(each.sentence)}" for each in others]
     lines += [f"failed: {task_id}: {text}" for task_id, text in failed.items()]
     if any(each.state in ("holds", "waits", "runs") for each in others):
         lines.append(

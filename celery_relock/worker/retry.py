@@ -8,7 +8,7 @@ the lease ends the lock.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -94,33 +94,24 @@ class LeftToRetry:
 def obtain_kept(attempt: Attempt) -> Held | None:
     """Acquire as `obtain` does. A retry that ends without its locks, or has others, leaves nothing
     that was kept for it."""
+    kept, engine, message = header_of(attempt.message).kept, attempt.engine, attempt.message
 
-    def clear_later(error: Exception | None) -> None:  # not here: Redis can be silent
-        of = attempt.engine, attempt.message, remember_unlocked(attempt, error)
-        attempt.engine.later.add(partial(clear_away, *of))
+    # Not here: Redis can be silent.
+    def clear_later(remember: float | None, but: Collection[str] = ()) -> None:
+        engine.later.add(partial(clear_away, engine, message, remember, but=but))
 
     try:
-        kept = [fence for _, fence in header_of(attempt.message).kept]
-        held = obtain(attempt._replace(kept_fences=kept))
+        held = obtain(attempt._replace(kept_fences=[fence for _, fence in kept]))
     except Exception as error:
         if not isinstance(error, Aside | SentAgain):
-            clear_later(error)
+            clear_later(remember_unlocked(attempt, error))
         raise
+    names = attempt.lease.claim.names
     if held is None:  # lock_on_unavailable="run"
-        clear_later(None)
-    else:
-        _clear_others(attempt)
+        clear_later(remember_unlocked(attempt, None))
+    elif any(name not in names for name, _ in kept):  # a deploy has changed its names
+        clear_later(0.0, but=names)
     return held
-
-
-def _clear_others(attempt: Attempt) -> None:
-    """What was kept for a retry by names that its code does not ask for (a deploy) nobody would
-    release."""
-    header, names = header_of(attempt.message), attempt.lease.claim.names
-    others = [name for name, _ in header.kept if name not in names]
-    if others:
-        of = attempt.engine, others, header.execution_id, 0.0
-        attempt.engine.later.add(partial(end_unexecuted, *of, is_left=True))
 
 
 def unbroken(message: Any, lease: Lease) -> bool:
@@ -172,11 +163,15 @@ def _names_of(task: Any, args: Any, kwargs: Any) -> tuple[str, ...]:
         return ()  # it says so itself when it runs
 
 
-def clear_away(engine: Engine, request: Any, remember: float | None, **_: Any) -> None:
-    """The retry is not executed: release what is kept for it. A body that has begun has it no more,
-    and releases by itself."""
+def clear_away(
+    engine: Engine,
+    request: Any,
+    remember: float | None,
+    but: Collection[str] = (),
+    **_: Any,
+) -> None:
+    """The retry is not executed: release what is kept for it, but for these names. A body that has
+    begun has it no more, and releases by itself."""
     header = header_of(request)
-    if not header.kept:
-        return
-    names = [name for name, _ in header.kept]
+    names = [name for name, _ in header.kept if name not in but]
     end_unexecuted(engine, names, header.execution_id, remember, is_left=True)
