@@ -18,13 +18,13 @@ def test_calls_that_took_their_places_when_they_arrived_come_one_after_the_other
     new_worker, account, key
 ):
     name = f"account:{account}"
-    with (
-        closing(new_worker(APP, env={"RELOCK_TEST_ORDER": "sent"})) as before,
-        lock_of(before, name),
-    ):
+    with closing(new_worker(APP, env={"RELOCK_TEST_ORDER": "sent"})) as before:
+        lock = lock_of(before, name)
+        assert lock.acquire()
         for number in range(6):  # by its name: the place is taken where the message arrives
             before.module.app.send_task(before.module.charge.name, (account, number))
             wait_until_parked(before, LINE + name if number else name, max(number, 1))
+    lock.release()  # only now: the worker is killed, and would begin the first one
     after = new_worker(APP, env={"RELOCK_TEST_KEY": key})
     after.journal.wait_for(lambda found: len(found) == 6, timeout=12)
     assert [e["number"] for e in after.journal.events("charged")] == list(range(6))
