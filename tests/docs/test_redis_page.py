@@ -1,4 +1,5 @@
-"""docs/redis.md is so: each example connects as it says, each failure is told as its table says."""
+"""docs/redis.md and docs/redis-failures.md are so: each example connects as it says, each failure is
+told as its table says."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from celery import Celery
 from celery_relock import LockedTask, errors
 from celery_relock.declaration import engine_of
 from celery_relock.settings import backend_settings
-from tests.docs.pages import blocks
+from tests.docs.pages import blocks, text
 from tests.support import RedisServer, wait_for
 from tests.support.backends import close
 from tests.support.cluster import ClusterServers
@@ -34,7 +35,7 @@ EXAMPLES = {
 }
 FAILURES = {
     cells[0]: cells[1:]
-    for line in SECTIONS["When it fails"].splitlines()
+    for line in text("redis-failures").splitlines()
     if line.startswith("| ") and (cells := [cell.strip() for cell in line.strip("|").split("|")])
 }
 
