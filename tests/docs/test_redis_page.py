@@ -1,5 +1,5 @@
-"""docs/redis.md and docs/redis-failures.md are so: each example connects as it says, each failure is
-told as its table says."""
+"""docs/redis.md and docs/redis-failures.md are so: each example connects as it says, each failure
+is told as the table says."""
 
 from __future__ import annotations
 
