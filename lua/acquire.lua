@@ -106,37 +106,28 @@ local function hold(lock, fence)
   Holds.write(lock, execution, new, inbox .. ' ' .. label)
 end
 
--- Sorts the locks: the permits that the execution may join now (by index, the token), the locks for
--- which it wants a new permit, and the index of the first lock that is not free.
+-- What this attempt does not hold, with the token of the permit that it may join there now, or false; and
+-- the index of the first lock that is not free.
 local function sort_out(ahead)
-  local joined, wanted, blocked = {}, { locks = {}, limits = {} }, nil
-  for i, lock in ipairs(locks) do
-    local mine = lock.holds[execution] and not Holds.kept(lock, execution)
-    joined[i] = not mine and Holds.permit_of(lock, execution, me, limits[i]) or nil
-    if not mine and not joined[i] then
-      table.insert(wanted.locks, lock)
-      table.insert(wanted.limits, limits[i])
-      if ahead[i] or Holds.is_full(lock, limits[i], lock.promised) then
-        blocked = blocked or i
-      end
+  local missing, blocked = Claim.missing(me), nil
+  missing.fences = {}
+  for number, lock in ipairs(missing.locks) do
+    local i, limit = lock.index_of_claim, missing.limits[number]
+    local fence = Holds.permit_of(lock, execution, me, limit) or false
+    missing.fences[number] = fence
+    if not fence and (ahead[i] or Holds.is_full(lock, limit, lock.promised)) then
+      blocked = blocked or i
     end
   end
-  return joined, wanted, blocked
+  return missing, blocked
 end
 
-local function join(joined)
-  for i, fence in pairs(joined) do
-    hold(locks[i], fence)
-  end
-end
-
-local function take(joined, wanted)
-  join(joined)
+local function take(missing)
   local new
-  for _, lock in ipairs(wanted) do
-    local readers = limits[lock.index_of_claim] == Holds.SHARED and Holds.readers(lock)
-    new = new or not readers and Base.next_fence(meta, call.micros)
-    hold(lock, readers or new)
+  for i, lock in ipairs(missing.locks) do
+    local joined = missing.fences[i] or missing.limits[i] == Holds.SHARED and Holds.readers(lock)
+    new = new or not joined and Base.next_fence(meta, call.micros)
+    hold(lock, joined or new)
   end
   local reply = { 'HELD' }
   for _, lock in ipairs(locks) do
@@ -166,14 +157,13 @@ local function parked(lock)
   return { 'PARKED', redis.call('ZRANK', lock.queue, execution) or 0 }
 end
 
--- A parked execution has no process, so it joins no permit before all its locks are free.
-local function park(wanted, index)
-  local full = Claim.full(me, wanted.locks)
-  Claim.leave_other_places(me, full and {} or wanted.locks)
+local function park(missing, index)
+  local full = Claim.full(me, missing.locks)
+  Claim.leave_other_places(me, full and {} or missing.locks)
   if full then
     return { 'FULL', unpack(full) }
   end
-  Claim.park(me, wanted)
+  Claim.park(me, missing)
   return parked(locks[index])
 end
 
@@ -226,42 +216,36 @@ local function answer()
     ahead[i] = lock.queued and Turns.promote(call, lock, execution)
   end
   -- Only now: what the queues let in can hold any of these locks, or be this execution.
-  local joined, wanted, blocked = sort_out(ahead)
+  local missing, blocked = sort_out(ahead)
   local looks = blocked and stuck
-  local path = looks and asked and Deadlock.path(call, execution, wanted.locks, wanted.limits, stuck)
+  local path = looks and asked and Deadlock.path(call, execution, missing, stuck)
   if path then
     Claim.leave_other_places(me, {})
     return { 'DEADLOCK', unpack(path) }
   end
   -- Who waits for a hold that cannot end before this execution has the lock would wait for ever ahead of it.
   for i, lock in ipairs(looks and locks or {}) do
-    if ahead[i] and Deadlock.is_behind_itself(call, execution, lock, limits[i], stuck) then
+    if ahead[i] and Deadlock.is_behind_itself(call, execution, me, lock, limits[i], stuck) then
       ahead[i], me.passes = false, true
     end
   end
   if me.passes then
-    joined, wanted, blocked = sort_out(ahead)
+    missing, blocked = sort_out(ahead)
   end
   if blocked and not asked then
     return busy(blocked)
   end
   if blocked and asked.message then
-    return park(wanted, blocked)
+    return park(missing, blocked)
   end
-  Claim.leave_other_places(me, blocked and wanted.locks or {})
+  Claim.leave_other_places(me, blocked and missing.locks or {})
   if blocked then
-    join(joined)
-    if Queue.holds_any(locks, execution) then
-      -- What it has joined cannot end before it has the rest.
-      asked.stuck = asked.stuck or {}
-      table.insert(asked.stuck, execution)
-    end
-    Claim.wait(me, wanted)
+    Claim.wait(me, missing)
     local lock = locks[blocked]
     local rank = redis.call('ZRANK', lock.queue, execution)
     return { ok = string.format('WAIT %d %.0f', rank, Holds.next_lapse(lock)) }
   end
-  return take(joined, wanted.locks)
+  return take(missing)
 end
 
 local reply = answer()

@@ -110,8 +110,7 @@ class _Place:
     """Where an execution stands in the queues of all its locks.
 
     Attributes:
-        claim: of the attempt that has it; without ancestors if it waits, as it has joined their
-            permits already.
+        claim: of the attempt that has it.
         limits: the locks that it wants, each with the limit of permits that it goes by, or
             `SHARED`.
         life, expiry: unless parked, how long the place lives without a heartbeat, and when it ends.
@@ -911,15 +910,13 @@ class _Command:
 
     # --- deadlocks --------------------------------------------------------------------------------
 
-    def deadlock(
-        self, execution_id: str, wanted: dict[str, int], stuck: Sequence[str]
-    ) -> tuple[str, ...]:
+    def deadlock(self, claim: Claim, wanted: Mapping[_Lock, int]) -> tuple[str, ...]:
         """The cycle, if waiting for these locks would never end: a lock, the label of the execution
         that must run before its holder can end, the lock that this execution waits for, and so on
-        to a hold of `stuck`; else ()."""
-        for name, limit in wanted.items() if stuck else ():
-            search = self._search(stuck)
-            if path := self._from_lock(search, self.lock(name), execution_id, limit):
+        to a hold of `claim.stuck`; else ()."""
+        for lock, limit in wanted.items() if claim.stuck else ():
+            search = self._search(claim.stuck)
+            if path := self._from_lock(search, lock, claim.execution_id, limit):
                 return path
         return ()
 
@@ -931,13 +928,11 @@ class _Command:
                     waits[hold][place] = None
         return _Search(waits, frozenset(stuck), passes)
 
-    def is_behind_itself(
-        self, execution_id: str, lock: _Lock, limit: int, stuck: Sequence[str]
-    ) -> bool:
+    def is_behind_itself(self, claim: Claim, lock: _Lock, limit: int) -> bool:
         """Whether an execution that is behind others in a queue is among those whom they wait
         for."""
-        search = self._search(stuck, passes=True)
-        return bool(self._from_place(search, lock, execution_id, limit))
+        search = self._search(claim.stuck, passes=True)
+        return bool(self._from_place(search, lock, claim, limit))
 
     def _keep_out(self, lock: _Lock, execution_id: str, limit: int) -> bool:
         """Whether the holders of a lock keep a waiter out. Sharers keep out another sharer if an
@@ -995,21 +990,24 @@ class _Command:
     ) -> tuple[str, ...]:
         """The rest of the cycle from a place, by the first of its locks that is stuck."""
         for lock in self.wanted(place):
-            of = place.execution_id, place.limits[lock.name]
+            of = place.claim, place.limits[lock.name]
             if lock is not but and (path := self._from_place(search, lock, *of)):
                 return path
         return ()
 
     def _from_place(
-        self, search: _Search, lock: _Lock, execution_id: str, limit: int
+        self, search: _Search, lock: _Lock, claim: Claim, limit: int
     ) -> tuple[str, ...]:
         """A place is stuck if its lock is; or if somebody ahead is, who waits for other locks as
         well. Who waits with a bound is passed, but no reason to give up: only a parked execution
-        can wait for several locks without one."""
-        if path := self._from_lock(search, lock, execution_id, limit):
+        can wait for several locks without one. Where an execution may join a permit it waits for
+        nobody."""
+        if self.permit_of(lock, claim, limit) is not None:
+            return ()
+        if path := self._from_lock(search, lock, claim.execution_id, limit):
             return path
         for place in lock.queue.values():
-            if place.execution_id == execution_id:
+            if place.execution_id == claim.execution_id:
                 return ()
             without_bound = place.request is not None and place.request.patience is None
             if (
@@ -1077,42 +1075,37 @@ class _Acquire(_Command):
             lock.claim_kept(self.me, self.limits[lock.name])
         self._take_over_places()
         ahead = {lock.name: self.promote(lock, self.me) for lock in self.locks if lock.queue}
-        joined, wanted, blocked = self._sort_out(ahead)
+        joined, blocked = self._sort_out(ahead)
         if blocked is not None:
             waits = self.waiter_lease > 0 or self.request is not None
-            if waits and (path := self.deadlock(self.me, wanted, self.claim.stuck)):
+            barred = {lock: self.limits[lock.name] for lock in joined if joined[lock] is None}
+            if waits and (path := self.deadlock(self.claim, barred)):
                 self._leave_other_places({})
                 return Deadlocked(path)
             self._pass(ahead)
             if self.passes:
-                joined, wanted, blocked = self._sort_out(ahead)
+                joined, blocked = self._sort_out(ahead)
             if blocked is not None and not waits:
                 return self._busy(blocked)
         if blocked is None:
             self._leave_other_places({})
-            return self._held(joined, wanted)
+            return self._held(joined)
+        wanted = self._missing()
         if self.request is not None:
             return self._full(wanted) or self._park(wanted, blocked)
-        return self._wait(joined, wanted, blocked)
+        return self._wait(wanted, blocked)
 
     def _pass(self, ahead: dict[str, bool]) -> None:
         """Who waits for a hold that cannot end before this execution has the lock would wait for
         ever ahead of it."""
         for lock in self.locks if self.claim.stuck else ():
-            of = self.me, lock, self.limits[lock.name], self.claim.stuck
+            of = self.claim, lock, self.limits[lock.name]
             if ahead.get(lock.name) and self.is_behind_itself(*of):
                 ahead[lock.name], self.passes = False, True
 
-    def _wait(self, joined: dict[_Lock, int], wanted: dict[str, int], blocked: _Lock) -> Queued:
+    def _wait(self, wanted: dict[str, int], blocked: _Lock) -> Queued:
         self._leave_other_places(wanted)
-        for lock, fence in joined.items():
-            self._hold(lock, fence)
-        place = self._place(wanted)
-        if any(lock.has(self.me) for lock in self.locks):
-            # What it has joined cannot end before it has the rest.
-            stuck = (*place.claim.stuck, self.me)
-            place.claim = place.claim._replace(stuck=stuck)
-        self._enqueue(place, before_all=self.passes)
+        self._enqueue(self._place(wanted), before_all=self.passes)
         return Queued(blocked.rank(self.me), self.next_lapse(blocked))
 
     def _refusal(self) -> Answer | Parked | None:
@@ -1178,12 +1171,11 @@ class _Acquire(_Command):
                 continue
             is_its_message = not self.holds and place.claim.attempt_id != claim.attempt_id
             if is_its_message if place.parked else asks and place.expiry <= self.now:
-                ancestors = claim.ancestors if place.parked else ()
-                place.claim = claim._replace(ancestors=ancestors, stuck=place.claim.stuck)
+                place.claim = claim._replace(stuck=place.claim.stuck)
                 place.inbox = self.inbox
                 # The declaration of the task can have changed since: the limits are those of this
                 # attempt.
-                place.limits = {name: self.limits.get(name, n) for name, n in place.limits.items()}
+                place.limits = self._missing()
                 if not place.awaited:
                     place.life = self.waiter_lease or claim.lease
                     place.expiry = self.now + place.life
@@ -1195,49 +1187,37 @@ class _Acquire(_Command):
         another in the queue of a lock."""
         return self.locks[0].is_line or any(lock.is_line for lock in self.wanted(place))
 
-    def _is_for_this(self, place: _Place) -> bool:
-        """Whether a place is for the locks that this attempt wants: for no other, as a callable can
-        name others than before; and for each that it neither holds nor can join, as the hold of an
-        ancestor can have ended."""
-        missing = [lock for lock in self.locks if lock.name not in place.limits]
-        return place.limits.keys() <= self.limits.keys() and all(
-            lock.has(self.me)
-            or self.permit_of(lock, self.claim, self.limits[lock.name]) is not None
-            for lock in missing
-        )
+    def _missing(self) -> dict[str, int]:
+        """The locks that this attempt does not hold, with the limit of each."""
+        return {lock.name: self.limits[lock.name] for lock in self.locks if not lock.has(self.me)}
 
-    def _sort_out(
-        self, ahead: Mapping[str, bool]
-    ) -> tuple[dict[_Lock, int], dict[str, int], _Lock | None]:
-        """The permits to join now; the locks that need a new permit; and the first lock that is not
-        free. `ahead`: where somebody is ahead in the queue."""
-        joined: dict[_Lock, int] = {}
-        wanted: dict[str, int] = {}
+    def _is_for_this(self, place: _Place) -> bool:
+        """Whether a place is for the locks that this attempt wants: a callable can name others than
+        before, and so can a deploy."""
+        return list(place.limits) == list(self._missing())
+
+    def _sort_out(self, ahead: Mapping[str, bool]) -> tuple[dict[_Lock, int | None], _Lock | None]:
+        """The locks that this attempt does not hold, with the permits that it may join there now;
+        and the first lock that is not free. `ahead`: where somebody is ahead in the queue."""
+        joined: dict[_Lock, int | None] = {}
         blocked: _Lock | None = None
         # Only now: what the queues let in can hold any of these locks, or be this execution.
-        for lock in self.locks:
-            if lock.has(self.me):
-                continue
-            limit = self.limits[lock.name]
-            fence = self.permit_of(lock, self.claim, limit)
-            if fence is not None:
-                joined[lock] = fence
-                continue
-            wanted[lock.name] = limit
-            promised = self._ahead[lock.name].promised if lock.name in ahead else None
-            if ahead.get(lock.name) or lock.is_full(limit, promised):
+        for name, limit in self._missing().items():
+            lock = self.lock(name)
+            joined[lock] = self.permit_of(lock, self.claim, limit)
+            promised = self._ahead[name].promised if name in ahead else None
+            if joined[lock] is None and (ahead.get(name) or lock.is_full(limit, promised)):
                 blocked = blocked or lock
-        return joined, wanted, blocked
+        return joined, blocked
 
-    def _held(self, joined: dict[_Lock, int], wanted: dict[str, int]) -> Held:
-        for lock, fence in joined.items():
-            self._hold(lock, fence)
+    def _held(self, joined: dict[_Lock, int | None]) -> Held:
         new = None
-        for name, limit in wanted.items():
-            of = self.lock(name).readers if limit == SHARED else None
-            if of is None:
-                of = new = new or self.next_fence()
-            self._hold(self.lock(name), of)
+        for lock, fence in joined.items():
+            if fence is None and self.limits[lock.name] == SHARED:
+                fence = lock.readers
+            if fence is None:
+                fence = new = new or self.next_fence()
+            self._hold(lock, fence)
         fences, reentered = [], []
         for lock in self.locks:
             hold = lock.holds[self.me]
@@ -1281,10 +1261,8 @@ class _Acquire(_Command):
                 self._to_promote.extend(self.wanted(place))
 
     def _place(self, wanted: dict[str, int]) -> _Place:
-        claim, life = self.claim, self.waiter_lease or self.claim.lease
-        if self.request is None:
-            claim = claim._replace(ancestors=())
-        return _Place(claim, self.inbox, dict(wanted), life, self.now + life)
+        life = self.waiter_lease or self.claim.lease
+        return _Place(self.claim, self.inbox, dict(wanted), life, self.now + life)
 
     def _enqueue(self, place: _Place, before_all: bool = False) -> None:
         """Enter a place into the queues of all its locks at once. So the order is the same in all

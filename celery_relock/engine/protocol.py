@@ -25,8 +25,7 @@ class Claim(NamedTuple):
         execution_id: the execution of one message.
         attempt_id: this attempt to execute the message.
         owner: who may re-enter.
-        names: the lock names, sorted; all are acquired or none. (A waiter already joins the permits
-            that it may re-enter.)
+        names: the lock names, sorted; all are acquired or none.
         limits: permits at the same time, one number for each name; or `SHARED`.
         lease: seconds that a hold lives without renewal.
         label: the holder for people.

@@ -45,27 +45,29 @@ local function is_in_line(me, lock)
   return Queue.is_line(lock) or Queue.is_line(me.locks[1])
 end
 
--- Whether a place is for the locks that this attempt wants: for no other, as a callable can name others
--- than before; and for each that it neither holds nor can join, as the hold of an ancestor can have ended.
-local function is_for(me, lock, waiter)
-  local places, mine = {}, {}
-  for _, name in ipairs(waiter.names or { lock.name }) do
-    places[name] = true
+local function names_of(locks)
+  local names = {}
+  for i, lock in ipairs(locks) do
+    names[i] = lock.name
   end
-  for i, each in ipairs(me.locks) do
-    mine[each.name] = true
-    local held = each.holds[me.execution] and not Holds.kept(each, me.execution)
-    local has_it = held or Holds.permit_of(each, me.execution, me, me.limits[i])
-    if not places[each.name] and not has_it then
-      return false
+  return names
+end
+
+-- The locks that this attempt does not hold, with the limit of each.
+function Claim.missing(me)
+  local missing = { locks = {}, limits = {} }
+  for i, lock in ipairs(me.locks) do
+    if not lock.holds[me.execution] or Holds.kept(lock, me.execution) then
+      table.insert(missing.locks, lock)
+      table.insert(missing.limits, me.limits[i])
     end
   end
-  for name in pairs(places) do
-    if not mine[name] then
-      return false
-    end
-  end
-  return true
+  return missing
+end
+
+-- Whether a place is for these locks: a callable can name others than before, and so can a deploy.
+local function is_for(lock, waiter, locks)
+  return table.concat(waiter.names or { lock.name }, '\0') == table.concat(names_of(locks), '\0')
 end
 
 local function is_to_take_over(me, waiter)
@@ -76,21 +78,10 @@ local function is_to_take_over(me, waiter)
   return me.asked and waiter.expiry <= me.call.now
 end
 
-local function limits_of(me, lock, waiter)
-  local limits = {}
-  for i, name in ipairs(waiter.names or { lock.name }) do
-    limits[i] = waiter.limits[i]
-    for number, each in ipairs(me.locks) do
-      limits[i] = each.name == name and me.limits[number] or limits[i]
-    end
-  end
-  return limits
-end
-
 -- An execution that has come back for other locks must acquire none of the old ones meanwhile.
-local function note_leaving(me)
+local function note_leaving(me, missing)
   local lock, waiter = parked_place(me)
-  if lock and not is_in_line(me, lock) and not is_for(me, lock, waiter) then
+  if lock and not is_in_line(me, lock) and not is_for(lock, waiter, missing.locks) then
     me.call.leaving = me.execution
   end
 end
@@ -100,18 +91,19 @@ end
 function Claim.take_over_places(me)
   -- If this attempt holds the lock already, a parked message is a copy of its own.
   me.holds = Queue.holds_any(me.locks, me.execution)
-  note_leaving(me)
+  local missing = Claim.missing(me)
+  note_leaving(me, missing)
   for _, lock in ipairs(me.locks) do
     local waiter = lock.queued and Queue.waiter(lock, me.execution)
-    if waiter and is_to_take_over(me, waiter) and is_for(me, lock, waiter) then
+    if waiter and is_to_take_over(me, waiter) and is_for(lock, waiter, missing.locks) then
       waiter.attempt, waiter.inbox, waiter.label = me.attempt, me.inbox, me.label
       waiter.owner, waiter.by_owner = me.owner, me.by_owner
       waiter.lease = me.lease
       -- The declaration of the task can have changed since: the limits are those of this attempt.
-      waiter.limits = limits_of(me, lock, waiter)
+      waiter.limits = missing.limits
       waiter.life = me.asked and me.asked.wait or me.lease
       waiter.expiry = me.call.now + waiter.life
-      waiter.ancestors = waiter.parked and me.ancestors
+      waiter.ancestors = me.ancestors
       -- The attempt that comes with a message is another than the one that parked it.
       waiter.arrived = waiter.parked
       Queue.write_all(me.call, lock, me.execution, waiter)
@@ -119,25 +111,16 @@ function Claim.take_over_places(me)
   end
 end
 
-local function names_of(locks)
-  local names = {}
-  for i, lock in ipairs(locks) do
-    names[i] = lock.name
-  end
-  return names
-end
-
 -- Leave the places for another set of locks than these, with the messages parked there: else both places
 -- would be granted, or their tickets would differ. The copy of an execution that holds the lock stays,
 -- unless the execution has to wait again.
 function Claim.leave_other_places(me, locks)
-  local names = table.concat(names_of(locks), '\0')
   local function leave(lock, waiter)
     if lock and is_in_line(me, lock) then
       return
     end
-    local other = waiter and table.concat(waiter.names or { lock.name }, '\0') ~= names
-    if other and not (waiter.parked and me.holds and names == '') then
+    local other = waiter and not is_for(lock, waiter, locks)
+    if other and not (waiter.parked and me.holds and #locks == 0) then
       local left = Queue.wanted(me.call, lock, waiter)
       Queue.leave(me.call, lock, me.execution, waiter)
       for _, each in ipairs(left) do
@@ -162,6 +145,7 @@ local function place_for(me, wanted)
     inbox = me.inbox,
     label = me.label,
     by_owner = me.by_owner,
+    ancestors = me.ancestors,
     limits = wanted.limits,
     names = #wanted.locks > 1 and names_of(wanted.locks) or nil,
     stuck = asked.stuck,
@@ -209,7 +193,6 @@ function Claim.park(me, wanted, before_all)
   waiter.parked, waiter.home, waiter.task, waiter.call = true, asked.home, asked.task, asked.call
   waiter.is_copy = asked.is_copy or nil
   waiter.deadline = asked.patience and me.call.now + asked.patience
-  waiter.ancestors = me.ancestors
   enter(me, wanted, waiter, before_all)
   Parked.keep(me.call, wanted.locks, me.execution, waiter, asked.message)
   for _, lock in ipairs(wanted.locks) do

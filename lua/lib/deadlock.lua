@@ -72,7 +72,7 @@ local function claim_path(call, search, execution, waiter, names, but)
     -- pcall: the caller does not ask for this lock, and its key can be foreign.
     local is_ours, lock = pcall(Holds.open, call, call.prefix .. 'l:' .. name)
     local limit = waiter.limits[number]
-    local path = is_ours and lock ~= but and place_path(call, search, lock, execution, limit)
+    local path = is_ours and lock ~= but and place_path(call, search, lock, execution, waiter, limit)
     if path then
       return path
     end
@@ -149,8 +149,12 @@ local function waits_elsewhere(call, search, lock, execution)
   return (search.passes or waiter.parked and not waiter.deadline) and waiter
 end
 
--- A place is stuck if its lock is; or if somebody ahead is, who waits for other locks as well.
-function place_path(call, search, lock, execution, limit)
+-- A place is stuck if its lock is; or if somebody ahead is, who waits for other locks as well. Where an
+-- execution may join a permit it waits for nobody.
+function place_path(call, search, lock, execution, claim, limit)
+  if Holds.permit_of(lock, execution, claim, limit) then
+    return nil
+  end
   local path = lock_path(call, search, lock, is_kept_out(call, lock, execution, limit))
   if path then
     return path
@@ -185,10 +189,10 @@ end
 
 -- The cycle, if waiting for these locks would never end: a lock, the label of its holder, the lock that
 -- this holder waits for, and so on to a hold of the execution that asks. Nil if the wait can end.
-function Deadlock.path(call, execution, locks, limits, stuck)
-  for i, lock in ipairs(locks) do
-    local search = begin(stuck, false)
-    local path = lock_path(call, search, lock, is_kept_out(call, lock, execution, limits[i]))
+function Deadlock.path(call, execution, missing, stuck)
+  for i, lock in ipairs(missing.locks) do
+    local waits = not missing.fences[i] and is_kept_out(call, lock, execution, missing.limits[i])
+    local path = lock_path(call, begin(stuck, false), lock, waits)
     if path then
       return path
     end
@@ -197,8 +201,8 @@ function Deadlock.path(call, execution, locks, limits, stuck)
 end
 
 -- Whether an execution that is behind others in a queue is among those whom they wait for.
-function Deadlock.is_behind_itself(call, execution, lock, limit, stuck)
-  return place_path(call, begin(stuck, true), lock, execution, limit)
+function Deadlock.is_behind_itself(call, execution, claim, lock, limit, stuck)
+  return place_path(call, begin(stuck, true), lock, execution, claim, limit)
 end
 
 return Deadlock

@@ -1,6 +1,9 @@
-"""Several locks in one claim, some of which the execution may join: what it joins and waits for."""
+"""Several locks in one claim, some of which the execution may join: it joins none before it can
+have all of them."""
 
 from __future__ import annotations
+
+import pytest
 
 from celery_relock.engine.protocol import Conflict, Held, OtherAttempt, Queued, Renewal
 
@@ -22,15 +25,15 @@ def test_without_waiting_nothing_is_joined_when_another_is_held(desk):
     assert desk.holders("a") == ["outer"]
 
 
-def test_a_joined_lock_is_kept_while_the_other_is_waited_for(desk):
+def test_a_lock_is_joined_when_the_other_that_is_waited_for_is_free(desk):
     desk.listen("p")
     outer = desk.fence("outer", names=("a",), owner="o")
     desk.fence("stranger", names=("b",))
 
     desk.queue("inner", names=AB, owner="o", ancestors=("outer",), inbox="p")
-    assert desk.holders("a") == ["inner", "outer"]
-    assert desk.waiters("a") == []
-    assert [type(line) for line in both(desk, "inner")] == [Held, Queued]
+    assert desk.holders("a") == ["outer"]
+    assert desk.waiters("a") == desk.waiters("b") == ["inner"]
+    assert [type(line) for line in both(desk, "inner")] == [Queued, Queued]
 
     desk.release("stranger", names=("b",))
     first, second = both(desk, "inner")
@@ -40,18 +43,55 @@ def test_a_joined_lock_is_kept_while_the_other_is_waited_for(desk):
     assert answer == Held((*first.fences, *second.fences), (True, False))
 
 
-def test_who_releases_while_it_waits_releases_what_it_had_joined(desk):
+def test_who_releases_while_it_waits_leaves_what_it_may_join_as_it_is(desk):
     desk.fence("outer", names=("a",), owner="o")
     desk.fence("stranger", names=("b",))
     desk.queue("inner", names=AB, owner="o", ancestors=("outer",))
 
     reply = desk.raw("release", desk.keys.claim(AB, "inner"), ["inner n 0", ""])
 
-    assert reply == ["RELEASED", "2"]
-    assert (desk.holders("a"), desk.waiters("b")) == (["outer"], [])
+    assert reply == ["RELEASED", "1"]
+    assert (desk.holders("a"), desk.waiters("a"), desk.waiters("b")) == (["outer"], [], [])
 
 
-def test_a_claim_that_may_join_meanwhile_has_one_place_for_the_rest(desk):
+@pytest.mark.parametrize("how", ["queue", "park"])
+def test_who_may_join_one_lock_and_waits_for_another_is_in_nobodys_way(desk, how):
+    """Or it would wait behind who waits for what it has joined, and that one for it."""
+    desk.listen("p")
+    desk.fence("outer", names=("b",), owner="o")
+    getattr(desk, how)("ahead", names=AB, **({"inbox": "p"} if how == "queue" else {}))
+    desk.queue("inner", names=AB, owner="o", ancestors=("outer",), inbox="p")
+
+    desk.release("outer", names=("b",))
+
+    if how == "park":
+        assert desk.out() == ["ahead"]
+        assert isinstance(desk.acquire("ahead", "back", names=AB), Held)
+    assert desk.holders("a") == desk.holders("b") == ["ahead"]
+    desk.release("ahead", "back" if how == "park" else "n", names=AB)
+    assert desk.holders("a") == desk.holders("b") == ["inner"]
+
+
+@pytest.mark.parametrize("how", ["queue", "park"])
+def test_who_could_have_joined_a_lock_keeps_its_turn_when_that_is_over(desk, how):
+    desk.listen("p")
+    desk.fence("outer", names=("a",), owner="o")
+    desk.fence("stranger", names=("b",))
+    more = {"inbox": "p"} if how == "queue" else {}
+    getattr(desk, how)("inner", names=AB, owner="o", ancestors=("outer",), **more)
+    desk.park("behind", names=("b",))
+
+    desk.release("outer", names=("a",))
+    assert isinstance(desk.acquire("newcomer", names=("a",)), Conflict)
+    desk.release("stranger", names=("b",))
+
+    if how == "park":
+        assert desk.out() == ["inner"]
+        assert isinstance(desk.acquire("inner", "back", names=AB, owner="o"), Held)
+    assert desk.holders("a") == desk.holders("b") == ["inner"]
+
+
+def test_a_claim_that_may_join_meanwhile_does_so_when_its_turn_comes(desk):
     desk.listen("p")
     desk.fence("outer", names=("a",), owner="o", limit=2)
     desk.fence("stranger", names=("b",))
@@ -62,7 +102,7 @@ def test_a_claim_that_may_join_meanwhile_has_one_place_for_the_rest(desk):
     )
 
     assert isinstance(again, Queued)
-    assert (desk.waiters("a"), desk.waiters("b")) == ([], ["inner"])
+    assert desk.waiters("a") == desk.waiters("b") == ["inner"]
     desk.release("stranger", names=("b",))
     assert isinstance(desk.beat("inner", name="b"), Held)
     assert len({hold.fence for hold in desk.backend.inspect("a").holds}) == 1
@@ -78,33 +118,29 @@ def test_a_claim_that_may_join_meanwhile_is_not_held_up_by_its_own_place(desk):
     assert desk.waiters("a") == desk.waiters("b") == []
 
 
-def test_another_attempt_that_wants_more_than_the_dead_one_takes_one_new_ticket(desk):
+def test_another_attempt_that_may_join_nothing_any_more_has_the_place_of_the_dead_one(desk):
     desk.listen("p")
     outer = desk.fence("outer", names=("b",), owner="o")
     desk.fence("stranger", names=("a",))
     desk.queue("inner", "n1", names=AB, owner="o", ancestors=("outer",))
     desk.queue("rival", names=AB, inbox="p")
     desk.lapse_place("inner")
-    desk.lapse("inner", "b")
-    desk.release("outer", names=("b",))
 
-    # Now for both: with its old ticket in a and a new one in b, each would wait for the other.
     desk.queue("inner", "n2", names=AB, owner="o", inbox="p")
+    desk.release("outer", names=("b",))
     desk.release("stranger", names=("a",))
 
-    assert desk.holders("a") == desk.holders("b") == ["rival"]
-    desk.release("rival", names=AB)
     assert desk.holders("a") == desk.holders("b") == ["inner"]
     assert desk.backend.inspect("b").holds[0].fence > outer
+    desk.release("inner", "n2", names=AB)
+    assert desk.holders("a") == desk.holders("b") == ["rival"]
 
 
 def test_an_attempt_that_is_turned_away_leaves_no_place(desk):
-    desk.fence("outer", names=("b",), owner="o")
+    desk.fence("inner", "n1", names=("b",))
     desk.fence("stranger", names=("a",))
-    desk.queue("inner", "n1", names=AB, owner="o", ancestors=("outer",))
-    desk.lapse_place("inner")
 
-    assert isinstance(desk.acquire("inner", "n2", names=AB, owner="o", wait=6.0), OtherAttempt)
+    assert isinstance(desk.acquire("inner", "n2", names=AB, wait=6.0), OtherAttempt)
     assert desk.beat("inner", "n2") is None
 
 

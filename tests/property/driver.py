@@ -254,8 +254,7 @@ class Driver(Invariants):
                     self._heartbeat({run: place.attempt_id}, 1)
             for home in HOMES:
                 for run in self._resume(home, f"last{number}", [], all_is_due=True):
-                    # If it has to wait, it is parked again, as by a worker: a place of fewer locks
-                    # than it asks for now would go on to be passed by, and to hold up the next one.
+                    # If it has to wait, it is parked again, as by a worker.
                     self._acquire(run, f"last{number}", inbox="gone", home=home)
             for name in NAMES:
                 for run, hold in list(self.model.holds[name].items()):

@@ -153,7 +153,7 @@ class Invariants(RuleBasedStateMachine):
                 continue
             if isinstance(answer, Conflict):
                 assert answer.name != name
-            if isinstance(answer, (Conflict, Parked)):
+            if isinstance(answer, (Conflict, Queued, Parked)):  # it waits for another lock
                 assert len(claim.names) > 1
                 continue
             fence = self.now[name].holds[claim.execution_id].fence
@@ -177,7 +177,8 @@ class Invariants(RuleBasedStateMachine):
             return
         for name in claim.names:
             before, hold = self.before[name], self.now[name].holds.get(claim.execution_id)
-            asked_before = before.queue.get(claim.execution_id, {}).get("by_owner", False)
+            place = before.queue.get(claim.execution_id, {})
+            asked_before = place.get("by_owner") or place.get("ancestors")
             if hold and claim.execution_id not in before.holds and not asked_before:
                 joined = hold.fence in before.fences and not hold.shared
                 assert not joined or self._admitting(claim, name)

@@ -43,29 +43,30 @@ class Model(ParkedRuns):
         run, names = claim.execution_id, claim.names
         limits = dict(zip(names, claim.limits, strict=True))
         place = Place(claim.attempt_id, claim.owner, inbox, claim.by_owner, limits, home=home)
-        place.ancestors = claim.ancestors if home else ()
+        place.ancestors = claim.ancestors
         if refusal := self._refusal(claim, place, deadline):
             return refusal
         is_in = bool(self._holds_of(claim))
         self._take_over_places(claim, place, bool(wait or home), is_in)
 
         ahead = {name for name in names if self.promote(name, caller=run)}
-        missing = [name for name in names if run not in self.holds[name]]
-        asks = Place("", claim.owner, "", claim.by_owner, limits, ancestors=claim.ancestors)
-        joins = {name: permit for name in missing if (permit := self.permit_of(name, run, asks))}
+        missing = self._missing(claim)
+        joins = {name: permit for name in missing if (permit := self.permit_of(name, run, place))}
         wanted = [name for name in missing if name not in joins]
         full = {n for n in names if self._is_full(n, limits[n], self.promised[n])}
         blocked = [name for name in wanted if name in ahead | full]
 
         if blocked and not (wait or home):
             return self._busy(blocked[0], run)
-        self._leave_places_but_for(run, wanted if blocked else [], is_in)
-        place.limits = {name: limits[name] for name in wanted}
+        self._leave_places_but_for(run, missing if blocked else [], is_in)
+        place.limits = {name: limits[name] for name in missing}
         if blocked and home:
             return self._park(run, place, deadline)
+        if blocked:
+            return self._wait(run, place, blocked[0])
         for name, permit in joins.items():
             self._hold(name, run, claim.attempt_id, claim.owner, permit, limits[name])
-        return self._wait(run, place, blocked[0]) if blocked else self._acquired(claim, wanted)
+        return self._acquired(claim, wanted)
 
     def _refusal(self, claim: Claim, place: Place, deadline: bool) -> Reply | None:
         ended = self.ended[claim.execution_id]

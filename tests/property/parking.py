@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from celery_relock.engine.protocol import SHARED, Claim
 
@@ -30,11 +30,11 @@ class Place:
     inbox: str
     by_owner: bool
     limits: dict[str, int]
+    ancestors: tuple[str, ...] = ()
     dead: bool = False
     unheard: bool = False
     # Of a parked execution, whose message is in Redis:
     home: str = ""
-    ancestors: tuple[str, ...] = ()
     arrived: bool = False
     on_its_way: bool = False
     overdue: bool = False
@@ -112,7 +112,7 @@ class ParkedRuns:
     def _take_over_places(self, claim: Claim, by: Place, waits: bool, is_in: bool) -> None:
         for name in claim.names:
             place = self.queues[name].get(claim.execution_id)
-            if place and not self._is_for(claim, by, place):
+            if place and list(place.limits) != self._missing(claim):
                 self.leaving = claim.execution_id if place.parked else ""
             elif place and (
                 not is_in and place.attempt_id != by.attempt_id
@@ -121,18 +121,11 @@ class ParkedRuns:
             ):
                 place.attempt_id, place.owner, place.inbox = by.attempt_id, by.owner, by.inbox
                 place.by_owner, place.dead, place.arrived = by.by_owner, False, place.parked
-                place.ancestors = claim.ancestors if place.parked else ()
-                place.limits = {n: by.limits.get(n, place.limits[n]) for n in place.limits}
+                place.ancestors = claim.ancestors
+                place.limits = {name: by.limits[name] for name in place.limits}
 
-    def _is_for(self, claim: Claim, by: Place, place: Place) -> bool:
-        """Whether the place is for each lock that the claim neither has nor can join."""
-        missing = [name for name in claim.names if name not in place.limits]
-        asks = replace(by, ancestors=claim.ancestors)
-        return all(
-            claim.execution_id in self.holds[name]
-            or self.permit_of(name, claim.execution_id, asks) is not None
-            for name in missing
-        )
+    def _missing(self, claim: Claim) -> list[str]:
+        return [name for name in claim.names if claim.execution_id not in self.holds[name]]
 
     def _leave_places_but_for(self, run: str, wanted: list[str], is_in: bool) -> None:
         for line in self.queues.values():

@@ -93,6 +93,8 @@ class MemoryDesk(Desk):
             "inbox": place.inbox,
             "label": place.claim.label,
             "parked": place.parked,
+            "by_owner": place.claim.by_owner,
+            "ancestors": " ".join(place.claim.ancestors),
             **({"names": list(place.limits)} if len(place.limits) > 1 else {}),
             **facts,
         }
