@@ -794,6 +794,8 @@ class _Command:
                     self.hand_out(place)
                 self._ahead[lock.name].look = min(self._ahead[lock.name].look, place.back)
                 return True
+            elif caller and caller not in lock.queue and place.due > self.now:
+                return False  # without a place it goes before one that is not due yet
             elif self._await(lock, place, caller):
                 return True
         return False

@@ -144,6 +144,11 @@ local function await(call, lock, execution, waiter, caller)
   return true
 end
 
+-- Whether a caller without a place goes before the first call in the line, as that is not due yet.
+local function goes_before(call, lock, waiter, caller)
+  return caller and waiter.line.due > call.now and not redis.call('ZSCORE', lock.queue, caller)
+end
+
 -- The message of the first place in the line is here. True if it is on its way.
 local function hand_out_first(call, lock, execution, waiter)
   local is_on_its_way = Parked.on_its_way(call, waiter)
@@ -173,7 +178,9 @@ function Lines.serve(call, lock, caller)
       let_into_line(call, lock, execution, waiter, caller)
       return execution ~= caller
     elseif Queue.is_awaited(lock, execution, waiter) then
-      if await(call, lock, execution, waiter, caller) then
+      if goes_before(call, lock, waiter, caller) then
+        return false
+      elseif await(call, lock, execution, waiter, caller) then
         return true
       end
     elseif hand_out_first(call, lock, execution, waiter) then

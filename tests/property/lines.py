@@ -100,11 +100,10 @@ class Model:
                 self._grant(run, caller[1], place)
                 return False
             if place.here:
-                place.owed = place.owed if place.out else True
-                place.out = True
-                if caller is None and sends:
-                    self.send_owed(run)
+                self._hand_out(run, place, sends=sends and caller is None)
                 return True
+            if caller is not None and caller[0] not in self.queue and place.due and not place.since:
+                return False
             if caller is not None and self._was_sent_before(self.queue.get(caller[0]), place):
                 place.turn = place.late = False
             if place.at_lock:
@@ -122,6 +121,12 @@ class Model:
             del self.queue[run]
             self._pass_on_turn(place)
         return False
+
+    def _hand_out(self, run: str, place: Place, *, sends: bool) -> None:
+        place.owed = place.owed if place.out else True
+        place.out = True
+        if sends:
+            self.send_owed(run)
 
     def _rank_of(self, run: str, attempt_id: str) -> tuple[float, float]:
         """Without a place it gets one when this attempt asks for it."""
