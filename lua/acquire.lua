@@ -106,15 +106,16 @@ local function hold(lock, fence)
   Holds.write(lock, execution, new, inbox .. ' ' .. label)
 end
 
--- What this attempt does not hold, with the token of the permit that it may join there now, or false; and
--- the index of the first lock that is not free.
+-- What this attempt does not hold, with the token of the permit that it may join there now, or false (and
+-- these by name); and the index of the first lock that is not free.
 local function sort_out(ahead)
   local missing, blocked = Claim.missing(me), nil
-  missing.fences = {}
+  missing.fences, missing.joins = {}, {}
   for number, lock in ipairs(missing.locks) do
     local i, limit = lock.index_of_claim, missing.limits[number]
     local fence = Holds.permit_of(lock, execution, me, limit) or false
     missing.fences[number] = fence
+    missing.joins[lock.name] = fence or nil
     if not fence and (ahead[i] or Holds.is_full(lock, limit, lock.promised)) then
       blocked = blocked or i
     end
@@ -217,15 +218,16 @@ local function answer()
   end
   -- Only now: what the queues let in can hold any of these locks, or be this execution.
   local missing, blocked = sort_out(ahead)
-  local looks = blocked and stuck
-  local path = looks and asked and Deadlock.path(call, execution, missing, stuck)
+  local path = blocked and stuck and asked and Deadlock.path(call, execution, missing, stuck)
   if path then
     Claim.leave_other_places(me, {})
     return { 'DEADLOCK', unpack(path) }
   end
-  -- Who waits for a hold that cannot end before this execution has the lock would wait for ever ahead of it.
+  -- Who waits for a hold that cannot end before this execution has the lock would wait for ever ahead of it;
+  -- so does, perhaps, who waits for a permit that it may join: whose that is can wait for it.
+  local looks = blocked and (stuck or next(missing.joins))
   for i, lock in ipairs(looks and locks or {}) do
-    if ahead[i] and Deadlock.is_behind_itself(call, execution, me, lock, limits[i], stuck) then
+    if ahead[i] and Deadlock.is_behind_itself(call, execution, me, lock, limits[i], stuck, missing.joins) then
       ahead[i], me.passes = false, true
     end
   end

@@ -303,7 +303,7 @@ class _Search:
 
     Attributes:
         waits: by hold, the places that must get their locks before it can end.
-        mine: the holds of the execution that asks.
+        mine: the holds of the execution that asks; `joins`: by lock, the permits that it may join.
         passes: it asks whom to pass.
         seen: of the holds that were visited, what was found; `open`: which are still visited.
         visited: places for several locks that are.
@@ -311,6 +311,7 @@ class _Search:
 
     waits: Mapping[str, Iterable[_Place]]
     mine: frozenset[str]
+    joins: Mapping[str, int | None]
     passes: bool
     seen: dict[str, tuple[str, ...] | None] = field(default_factory=dict)
     open: set[str] = field(default_factory=set)
@@ -922,18 +923,22 @@ class _Command:
                 return path
         return ()
 
-    def _search(self, stuck: Sequence[str], passes: bool = False) -> _Search:
+    def _search(
+        self, stuck: Sequence[str], joins: Mapping[str, int | None] | None = None
+    ) -> _Search:
         waits: dict[str, dict[_Place, None]] = defaultdict(dict)
         for lock in self.state.locks.values():
             for place in lock.queue.values():
                 for hold in () if self.is_gone(place) else place.claim.stuck:
                     waits[hold][place] = None
-        return _Search(waits, frozenset(stuck), passes)
+        return _Search(waits, frozenset(stuck), joins or {}, passes=joins is not None)
 
-    def is_behind_itself(self, claim: Claim, lock: _Lock, limit: int) -> bool:
-        """Whether an execution that is behind others in a queue is among those whom they wait
-        for."""
-        search = self._search(claim.stuck, passes=True)
+    def is_behind_itself(
+        self, claim: Claim, lock: _Lock, limit: int, joins: Mapping[str, int | None]
+    ) -> bool:
+        """Whether an execution that is behind others in a queue is among those whom they wait for,
+        or may join them."""
+        search = self._search(claim.stuck, joins)
         return bool(self._from_place(search, lock, claim, limit))
 
     def _keep_out(self, lock: _Lock, execution_id: str, limit: int) -> bool:
@@ -956,6 +961,8 @@ class _Command:
         """A lock is stuck if each of its permits is, by at least one of the permit's holds."""
         stuck: dict[int, tuple[str, ...]] = {}
         if self._keep_out(lock, execution_id, limit):
+            if (fence := search.joins.get(lock.name)) is not None:
+                stuck[fence] = ()
             for holder, hold in lock.holds.items():
                 path = None if hold.fence in stuck else self._from_hold(search, holder)
                 if path is not None:
@@ -1084,7 +1091,7 @@ class _Acquire(_Command):
             if waits and (path := self.deadlock(self.claim, barred)):
                 self._leave_other_places({})
                 return Deadlocked(path)
-            self._pass(ahead)
+            self._pass(ahead, {lock.name: fence for lock, fence in joined.items()})
             if self.passes:
                 joined, blocked = self._sort_out(ahead)
             if blocked is not None and not waits:
@@ -1097,11 +1104,12 @@ class _Acquire(_Command):
             return self._full(wanted) or self._park(wanted, blocked)
         return self._wait(wanted, blocked)
 
-    def _pass(self, ahead: dict[str, bool]) -> None:
+    def _pass(self, ahead: dict[str, bool], joins: Mapping[str, int | None]) -> None:
         """Who waits for a hold that cannot end before this execution has the lock would wait for
-        ever ahead of it."""
-        for lock in self.locks if self.claim.stuck else ():
-            of = self.claim, lock, self.limits[lock.name]
+        ever ahead of it. So does, perhaps, who waits for a permit that it may join: whose that is
+        can wait for it."""
+        for lock in self.locks if self.claim.stuck or any(joins.values()) else ():
+            of = self.claim, lock, self.limits[lock.name], joins
             if ahead.get(lock.name) and self.is_behind_itself(*of):
                 ahead[lock.name], self.passes = False, True
 

@@ -112,19 +112,27 @@ local function hold_path(call, search, hold)
   return nil
 end
 
+-- The permits of the execution that asks, and those that it may join; and how many. First these: a shared
+-- lock can have more holds than are visited.
+local function own_permits(search, lock)
+  local joins = search.joins[lock.name]
+  local own, permits = { [joins or ''] = true }, joins and 1 or 0
+  for mine in pairs(search.mine) do
+    local hold = lock.holds[mine]
+    if hold and not own[hold.fence] then
+      own[hold.fence], permits = true, permits + 1
+    end
+  end
+  return own, permits
+end
+
 -- A lock is stuck if each of its permits is stuck, by at least one of the holds in the permit.
 function lock_path(call, search, lock, waits)
   if not waits or Holds.permits(lock) > MOST then
     return nil
   end
-  local path, stuck, permits = nil, {}, 0
-  -- First the own holds: a shared lock can have more holds than are visited.
-  for mine in pairs(search.mine) do
-    local hold = lock.holds[mine]
-    if hold and not stuck[hold.fence] then
-      path, stuck[hold.fence], permits = {}, true, permits + 1
-    end
-  end
+  local stuck, permits = own_permits(search, lock)
+  local path = permits > 0 and {} or nil
   for execution, hold in pairs(Holds.some(lock, MOST)) do
     local found = not stuck[hold.fence] and hold_path(call, search, execution)
     if found then
@@ -178,10 +186,11 @@ function place_path(call, search, lock, execution, claim, limit)
   return nil
 end
 
--- `passes`: the execution asks whom to pass.
-local function begin(stuck, passes)
+-- `passes`: the execution asks whom to pass; and `joins` has, by lock, the permits that it may join.
+local function begin(stuck, passes, joins)
   local search = { mine = {}, seen = {}, open = {}, visited = {}, left = MOST, passes = passes }
-  for _, hold in ipairs(stuck) do
+  search.joins = joins or {}
+  for _, hold in ipairs(stuck or {}) do
     search.mine[hold] = true
   end
   return search
@@ -200,9 +209,9 @@ function Deadlock.path(call, execution, missing, stuck)
   return nil
 end
 
--- Whether an execution that is behind others in a queue is among those whom they wait for.
-function Deadlock.is_behind_itself(call, execution, claim, lock, limit, stuck)
-  return place_path(call, begin(stuck, true), lock, execution, claim, limit)
+-- Whether an execution that is behind others in a queue is among those whom they wait for, or may join them.
+function Deadlock.is_behind_itself(call, execution, claim, lock, limit, stuck, joins)
+  return place_path(call, begin(stuck, true, joins), lock, execution, claim, limit)
 end
 
 return Deadlock

@@ -54,22 +54,44 @@ def test_who_releases_while_it_waits_leaves_what_it_may_join_as_it_is(desk):
     assert (desk.holders("a"), desk.waiters("a"), desk.waiters("b")) == (["outer"], [], [])
 
 
-@pytest.mark.parametrize("how", ["queue", "park"])
-def test_who_may_join_one_lock_and_waits_for_another_is_in_nobodys_way(desk, how):
-    """Or it would wait behind who waits for what it has joined, and that one for it."""
+@pytest.fixture(params=["queue", "park"])
+def ahead(request, desk):
+    """It waits for both locks, as outer has b."""
     desk.listen("p")
     desk.fence("outer", names=("b",), owner="o")
-    getattr(desk, how)("ahead", names=AB, **({"inbox": "p"} if how == "queue" else {}))
-    desk.queue("inner", names=AB, owner="o", ancestors=("outer",), inbox="p")
+    getattr(desk, request.param)("ahead", names=AB)
+    return desk
 
-    desk.release("outer", names=("b",))
 
-    if how == "park":
-        assert desk.out() == ["ahead"]
-        assert isinstance(desk.acquire("ahead", "back", names=AB), Held)
-    assert desk.holders("a") == desk.holders("b") == ["ahead"]
-    desk.release("ahead", "back" if how == "park" else "n", names=AB)
-    assert desk.holders("a") == desk.holders("b") == ["inner"]
+def test_who_may_join_what_those_ahead_wait_for_passes_them(ahead):
+    """Outer can have sent it, and wait for its result."""
+    answer = ahead.acquire("inner", names=AB, owner="o", ancestors=("outer",))
+
+    assert answer.reentered == (False, True)
+    assert ahead.waiters("a") == ahead.waiters("b") == ["ahead"]
+
+
+@pytest.mark.parametrize("how", ["queue", "park"])
+def test_who_may_join_what_those_ahead_wait_for_passes_them_in_the_queue(desk, how):
+    desk.fence("outer", names=("b",), owner="o")
+    desk.fence("stranger", names=("a",))
+    desk.park("ahead", names=AB)
+    more = {"inbox": "p"} if how == "queue" else {}
+
+    assert getattr(desk, how)("inner", names=AB, owner="o", ancestors=("outer",), **more) == 0
+
+    assert desk.waiters("a") == desk.waiters("b") == ["inner", "ahead"]
+    assert desk.holders("b") == ["outer"]
+
+
+def test_who_waits_for_another_permit_is_not_passed(desk):
+    for run in ("outer", "stranger"):
+        desk.fence(run, names=("b",), owner="o" if run == "outer" else run, limit=2)
+    desk.park("ahead", names=AB, limits=(1, 2))
+
+    answer = desk.acquire("inner", names=AB, limits=(1, 2), owner="o", ancestors=("outer",))
+
+    assert isinstance(answer, Conflict)
 
 
 @pytest.mark.parametrize("how", ["queue", "park"])

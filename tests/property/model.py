@@ -55,15 +55,17 @@ class Model(ParkedRuns):
         wanted = [name for name in missing if name not in joins]
         full = {n for n in names if self._is_full(n, limits[n], self.promised[n])}
         blocked = [name for name in wanted if name in ahead | full]
+        passed = {name for name in ahead if blocked and self._is_ahead_of_itself(name, run, joins)}
+        blocked = [name for name in wanted if name in ahead - passed | full]
 
         if blocked and not (wait or home):
             return self._busy(blocked[0], run)
         self._leave_places_but_for(run, missing if blocked else [], is_in)
         place.limits = {name: limits[name] for name in missing}
         if blocked and home:
-            return self._park(run, place, deadline)
+            return self._park(run, place, deadline, first=bool(passed))
         if blocked:
-            return self._wait(run, place, blocked[0])
+            return self._wait(run, place, blocked[0], first=bool(passed))
         for name, permit in joins.items():
             self._hold(name, run, claim.attempt_id, claim.owner, permit, limits[name])
         return self._acquired(claim, wanted)
@@ -83,10 +85,35 @@ class Model(ParkedRuns):
             return self._park(claim.execution_id, place, deadline, first=True)
         return ("ATTEMPT",)
 
-    def _wait(self, run: str, place: Place, name: str) -> Reply:
+    def _is_ahead_of_itself(self, name: str, run: str, joins: dict[str, int]) -> bool:
+        """Whether somebody ahead waits elsewhere for a permit that this one may join."""
+        line = list(self.queues[name])
+        ahead = line[: line.index(run)] if run in line else line
+        places = {other: self.queues[name][other] for other in ahead if name not in joins}
+        return any(
+            self._waits_for(joins[each], each, other, place)
+            for other, place in places.items()
+            for each in place.limits
+            if each in joins and other not in self.holds[name]
+            if not (place.dead or place.handed_out)
+        )
+
+    def _waits_for(self, permit: int, name: str, run: str, place: Place) -> bool:
+        if self.permits(name) != {permit} or self.permit_of(name, run, place) is not None:
+            return False
+        limit, line = place.limits[name], self.queues[name]
+        if limit != SHARED or not self.readers(name):
+            return self._is_full(name, limit, [])
+        ahead = list(line)[: list(line).index(run)]
+        return any(
+            line[other].limits[name] != SHARED and other not in self.holds[name]
+            for other in ahead
+            if not line[other].dead
+        )
+
+    def _wait(self, run: str, place: Place, name: str, *, first: bool) -> Reply:
         self._forget(run)
-        for each in place.limits:
-            self.queues[each][run] = place  # who is in the queue already keeps its rank
+        self._enter(run, place, first=first)
         return ("WAIT", self._rank(name, run))
 
     def _acquired(self, claim: Claim, wanted: list[str]) -> Reply:

@@ -37,6 +37,7 @@ class Place:
     home: str = ""
     arrived: bool = False
     on_its_way: bool = False
+    handed_out: bool = False
     overdue: bool = False
     owed: bool = False
     given_to: str | None = None
@@ -80,7 +81,7 @@ class ParkedRuns:
         return place.parked and any(run in self.holds[each] for each in place.limits)
 
     def _hand_out(self, run: str, place: Place) -> None:
-        place.on_its_way = True
+        place.on_its_way = place.handed_out = True
         if place.home == self.home:
             place.given_to, place.owed = self.caller_id, False
             self.owed[place.home].pop(run, None)
@@ -137,15 +138,19 @@ class ParkedRuns:
 
     def _park(self, run: str, place: Place, deadline: bool, first: bool = False) -> tuple[str]:
         self._forget(run)
+        self._enter(run, place, first=first)
+        if deadline:
+            self.deadlines.add(run)
+        return ("PARKED",)
+
+    def _enter(self, run: str, place: Place, *, first: bool) -> None:
+        """Who is in the queue already keeps its rank."""
         for name in place.limits:
             line = self.queues[name]
             if first and run not in line:
                 self.queues[name] = {run: place, **line}
             else:
                 line[run] = place
-        if deadline:
-            self.deadlines.add(run)
-        return ("PARKED",)
 
     def _leave(self, run: str, place: Place) -> None:
         for name in place.limits:

@@ -11,7 +11,7 @@ from celery_relock import is_dropped
 from celery_relock.engine import ids
 from celery_relock.errors import LockConflict
 from celery_relock.worker import message
-from tests.support.parked import lock_of
+from tests.support.parked import lock_of, wait_until_parked
 from tests.support.permits import permits
 
 CONCURRENCY = 4
@@ -70,6 +70,14 @@ def test_what_a_holder_spawned_and_waits_for_re_enters_with_its_fence(
     # The body of a task that was replaced may end after all others.
     with lock_of(family, f"account:{account}") as stranger:
         assert stranger.fence > told["fence"]
+
+
+def test_a_child_with_another_lock_as_well_passes_who_waits_for_both(family, account):
+    sent = family.module.waits_for_a_child_that_needs_another_lock_as_well.delay(account)
+    wait_until_parked(family, f"account:{account}")
+    family.journal.add("parked", account=account)
+    other, told = sent.get(timeout=20)
+    assert told == result_of(family, other) == "had both"
 
 
 def test_a_link_that_is_sent_after_its_task_re_enters_by_the_holder_above_both(family, account):

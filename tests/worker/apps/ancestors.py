@@ -192,6 +192,26 @@ def lingers(self, account):
     return told(work)
 
 
+BOTH = [KEY, "ledger:{account}"]
+
+
+@app.task(base=LockedTask, lock_key=BOTH)
+def wants_both(account):
+    return "had both"
+
+
+@app.task(base=LockedTask, lock_key=BOTH, lock_reentrant="descendants")
+def needs_both(account):
+    return "had both"
+
+
+@locked()
+def waits_for_a_child_that_needs_another_lock_as_well(self, account):
+    other = wants_both.delay(account)
+    journal.wait_for("parked", account=account)
+    return [other.id, result_of(needs_both.delay(account))]
+
+
 @locked()
 def sends_a_child_that_may_not_re_enter(self, account):
     return told(lambda: takes_inline_only.delay(account).id)
