@@ -961,8 +961,10 @@ class _Command:
         """A lock is stuck if each of its permits is, by at least one of the permit's holds."""
         stuck: dict[int, tuple[str, ...]] = {}
         if self._keep_out(lock, execution_id, limit):
-            if (fence := search.joins.get(lock.name)) is not None:
-                stuck[fence] = ()
+            # First the own permits, and those that it may join.
+            own = [hold.fence for each, hold in lock.holds.items() if each in search.mine]
+            joins = search.joins.get(lock.name)
+            stuck = dict.fromkeys(own if joins is None else [*own, joins], ())
             for holder, hold in lock.holds.items():
                 path = None if hold.fence in stuck else self._from_hold(search, holder)
                 if path is not None:
@@ -974,8 +976,6 @@ class _Command:
     def _from_hold(self, search: _Search, execution_id: str) -> tuple[str, ...] | None:
         """The rest of the cycle from a hold; None if the hold can end without the execution that
         asks."""
-        if execution_id in search.mine:
-            return ()
         if execution_id in search.seen:
             return search.seen[execution_id]
         # While it is visited it counts as stuck: a ring of several permits closes at any of its

@@ -190,6 +190,16 @@ def test_several_permits_of_one_lock_in_one_ring_are_a_deadlock(desk):
     assert answer.path[::2] == ("account", "jobs")
 
 
+def test_of_several_permits_the_own_one_is_named(desk):
+    for run in ("older", "own"):
+        desk.fence(run, names=("jobs",), limit=2)
+    desk.queue("waits", names=("jobs",), limit=2, stuck=("older",))
+
+    answer = desk.acquire("inner", wait=6.0, names=("jobs",), limit=2, stuck=("own",))
+
+    assert answer == Deadlocked(("jobs",))
+
+
 @pytest.fixture(params=["queue", "park"])
 def ahead(request, desk):
     """r1 has x; y1 waits for x and z, so it is ahead of all who come for z."""
