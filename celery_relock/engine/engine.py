@@ -25,6 +25,7 @@ from .crash import journal
 from .later import Later
 from .lease import Lease, State
 from .parking import Parking
+from .platform import clock
 from .protocol import (
     MOST_PARKED,
     REMEMBER,
@@ -171,7 +172,7 @@ class Engine:
             LockUnavailable: the server could not be told, or did not answer. If the lease was to
                 become shorter, no more than that is believed from now on.
         """
-        before, sent = lease.claim.lease, time.monotonic()
+        before, sent = lease.claim.lease, clock()
         renewals, once = lease.extensions(sent, length)
         try:
             lease.resize(length)
@@ -234,7 +235,7 @@ class Engine:
             lease.state = State.ASKED  # without the guard: no other thread looks after it yet
         if journal.on:
             journal.note(lease.claim.attempt_id, lease.entry())
-        sent = time.monotonic()
+        sent = clock()
         if queue:
             # Before the command is sent: the message of a grant may overtake the answer "wait".
             keepalive.add(lease)
@@ -288,7 +289,7 @@ def acquiring(lease: Lease, wait: float | None, listening: bool) -> _Steps[Outco
     Here nothing is sent and nobody waits: that is done by who drives it, for a thread or for a
     coroutine.
     """
-    until = math.inf if wait is None else time.monotonic() + wait
+    until = math.inf if wait is None else clock() + wait
     queue = (wait is None or wait > 0) and listening
     late = 0
     yield from _anew(lease)
@@ -296,11 +297,11 @@ def acquiring(lease: Lease, wait: float | None, listening: bool) -> _Steps[Outco
         answer: Answer = yield Step.ASK, lease.waiter_lease if queue else 0.0
         if isinstance(answer, Queued):
             answer = yield from _waiting(lease, answer, until)
-        held = lease.state is State.HELD and time.monotonic() < lease.deadline
+        held = lease.state is State.HELD and clock() < lease.deadline
         if isinstance(answer, Held) and held:
             lease.tell("acquired")
             return answer
-        left = until - time.monotonic()
+        left = until - clock()
         if isinstance(answer, Held):
             # The lease ran out before the answer came. Asked again, it begins anew.
             late += 1
@@ -336,7 +337,7 @@ def _waiting(lease: Lease, place: Queued, until: float) -> _Steps[Held | Queued]
         lease.waits_since = lease.renewed
         lease.tell("waiting", f"{place.rank} ahead")
     while lease.state is State.WAITING:
-        left = until - time.monotonic()
+        left = until - clock()
         if left <= 0 and lease.switch(State.ASKED, State.WAITING):
             break
         # In slices: a missed ring delays by one heartbeat and hangs nobody.
@@ -350,7 +351,7 @@ def _waiting(lease: Lease, place: Queued, until: float) -> _Steps[Held | Queued]
 def _confirming(lease: Lease) -> _Steps[bool]:
     """Ask for what the message of a grant does not say, where that matters. Every other grant is
     confirmed by its first renewal."""
-    claim, sent = lease.claim, time.monotonic()
+    claim, sent = lease.claim, clock()
     plain = not (claim.by_owner or claim.ancestors or lease.backend.replicated)
     # The server granted a whole lease, but this side counts from its last heartbeat.
     if plain and lease.renews and lease.remaining > claim.lease / 3:

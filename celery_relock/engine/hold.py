@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from ..errors import LockConfigError, LockLost
 from . import ids
 from .lease import Lease, State
+from .platform import clock
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -175,7 +175,7 @@ class Hold:
     def lost_error(self) -> LockLost:
         """The error that says which lock was lost, and since when nothing renewed it."""
         share = next((share for share in self._shares if share.lease.lost), self._shares[0])
-        ago = time.monotonic() - share.lease.renewed
+        ago = clock() - share.lease.renewed
         why = f"{share.lease.lost_by}; " if share.lease.lost_by else ""
         return LockLost(
             f"the lock {share.name!r} (fence {share.fence}) was lost: {why}its last renewal was "

@@ -20,7 +20,7 @@ from ..errors import LockConfigError, LockUnavailable, RelockError
 from . import platform
 from .crash import Entry
 from .events import NO_TASK, LockEvent, Work, tell, wanted
-from .platform import Guard
+from .platform import Guard, clock
 from .protocol import (
     COOLDOWN,
     SHARED,
@@ -63,7 +63,7 @@ class State(enum.Enum):
 
 
 class Lease:
-    """The state of one claim in this process. Times are this process's monotonic seconds.
+    """The state of one claim in this process. Times are seconds by `platform.clock`.
 
     The waiter's thread, the keep-alive thread and the inbox's thread all meet here: every change of
     state is made under one guard, and only one of the threads wins.
@@ -250,7 +250,7 @@ class Lease:
         been lost. A loss stays one: the release may fail, and the caller try again."""
         with _guard.lock:
             before = self.state
-            late = before is State.HELD and time.monotonic() >= self.deadline
+            late = before is State.HELD and clock() >= self.deadline
             self._lost = self._lost or late or before is State.LOST
             self._is_untold = self._is_untold or before is State.HELD
             self.state = State.NEW if before is State.NEW else State.RELEASED
@@ -264,7 +264,7 @@ class Lease:
             return not lost
         # The first try may have released it, unheard.
         if lost or not (had or is_second_try):
-            self.tell("lost", "found at the release", time.monotonic() - self.renewed)
+            self.tell("lost", "found at the release", clock() - self.renewed)
             return False
         if self.successor is None:
             self.tell("released")
@@ -354,7 +354,7 @@ class Lease:
 
     def _hold(self, sent: float) -> bool:
         self._believe(sent, self.claim.lease)
-        now = time.monotonic()
+        now = clock()
         if now >= self.deadline:
             return False
         self.held_since = now
@@ -377,7 +377,7 @@ class Lease:
         False if the answer came after the deadline: a lease that was called lost stays lost.
         """
         with _guard.lock:
-            if self.state is not State.HELD or time.monotonic() >= self.deadline:
+            if self.state is not State.HELD or clock() >= self.deadline:
                 return False
             # A renewal that was on its way when `extend` set another length says nothing of the new
             # length.
@@ -404,7 +404,7 @@ class Lease:
         self.deadline = sent + self.waiter_lease - self.waiter_lease * MARGIN
         self.due = sent + self.waiter_lease / 3
         if recheck > 0:
-            self.due = min(self.due, time.monotonic() + recheck + 0.005)
+            self.due = min(self.due, clock() + recheck + 0.005)
 
     @property
     def next_look(self) -> float:
@@ -418,7 +418,7 @@ class Lease:
         """Seconds for which the hold is certain if nothing renews it; 0 if nothing is held."""
         if self.state is not State.HELD or self.pid != os.getpid():
             return 0.0
-        return max(0.0, self.deadline - time.monotonic())
+        return max(0.0, self.deadline - clock())
 
     @property
     def left(self) -> float:
@@ -426,7 +426,7 @@ class Lease:
         if self.state is not State.HELD or self.pid != os.getpid():
             return 0.0
         ends = self.renewed + min(self.claim.lease, self._believed_at_most)
-        return max(0.0, ends - time.monotonic())
+        return max(0.0, ends - clock())
 
     @property
     def cools(self) -> float:
@@ -442,10 +442,10 @@ class Lease:
         """
         if self.pid != os.getpid():
             return True
-        if self.state is State.HELD and time.monotonic() < self.deadline:
+        if self.state is State.HELD and clock() < self.deadline:
             return False
         with _guard.lock:  # a renewal may have moved the deadline just in time
-            late = self.state is State.HELD and time.monotonic() >= self.deadline
+            late = self.state is State.HELD and clock() >= self.deadline
             return late or self.state is State.LOST or self._lost
 
     def renewals(self) -> list[Renewal]:
@@ -491,14 +491,14 @@ class Lease:
     @property
     def waited(self) -> float:
         """Seconds for which the execution has had to wait until it held its locks, or until now."""
-        until = self.held_since or time.monotonic()
+        until = self.held_since or clock()
         here = until - self.waits_since if self.waits_since else 0.0
         if not self.put_off_since:
             return here
         return max(here, time.time() - self.put_off_since - self._held())
 
     def _held(self) -> float:
-        return time.monotonic() - self.held_since if self.held_since else 0.0
+        return clock() - self.held_since if self.held_since else 0.0
 
     def sleep(self, seconds: float, over: Callable[[], bool]) -> None:
         """Wait for a ring, at most so long; not at all if what it is to tell is over."""

@@ -1,4 +1,4 @@
-"""Threads of the operating system, forks and gevent.
+"""Threads of the operating system, forks, gevent, and the clock.
 
 A greenlet that computes without pause starves every other greenlet of its thread. A lease must be
 renewed all the same, so the keep-alive needs a thread of the operating system.
@@ -13,6 +13,7 @@ import queue
 import signal
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -29,6 +30,9 @@ _T = TypeVar("_T")
 #: The process in which everything here has begun. In a child that C code has forked, as uWSGI's
 #: does, that is the parent until `notice_fork`: Python's fork hooks do not run there.
 begun_in = os.getpid()
+#: Seconds by which leases count. Nobody sets this clock; and while a machine is suspended it goes
+#: on, as that of Redis does and `time.monotonic` does not.
+clock = partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 _anew: WeakSet[Any] = WeakSet()
 
 

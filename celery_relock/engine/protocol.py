@@ -53,7 +53,7 @@ class Held(NamedTuple):
 
     Attributes:
         repeated: the command was sent more than once, so a copy of the command may still come.
-        sent: `time.monotonic()` just before the try was sent that the server answered. The lease
+        sent: `platform.clock()` just before the try was sent that the server answered. The lease
             counts from then. 0 if the backend does not tell.
     """
 

@@ -9,7 +9,6 @@ another thread says what there is to say.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -19,7 +18,7 @@ from weakref import WeakKeyDictionary
 from .events import logger, wanted
 from .lease import LONG, Lease, State
 from .outage import Outage, Say
-from .platform import SideThread, anew_in_a_child, native_lock, start_native_thread
+from .platform import SideThread, anew_in_a_child, clock, native_lock, start_native_thread
 from .protocol import Backend, Held, Notice, Queued, Renewal
 
 # How early a lease may be renewed to share a call with another lease.
@@ -138,14 +137,14 @@ class KeepAlive:
         self._wake_at = until
         # A lease added since the pass looked found the old `_wake_at` and rang nobody.
         if all(lease.next_look >= until for lease in self.leases()):
-            pause = until - time.monotonic()
+            pause = until - clock()
             if pause > 0:
                 self._bell.acquire(timeout=min(pause, 3600.0))
         self._wake_at = 0.0
 
     def _pass(self) -> float:
         """Look after everything that is due. Returns when the next look is due."""
-        now = time.monotonic()
+        now = clock()
         self._tell_losses()
         due = self._due(now)
 
@@ -190,7 +189,7 @@ class KeepAlive:
         verb, backend, outage = call[0], leases[0].backend, self._outage(call, leases)
         with outage:  # whatever it is, it is tried again until the deadline
             asked = [(lease, lease.renewals()) for lease in leases]
-            sent = time.monotonic()  # from now on it counts
+            sent = clock()  # from now on it counts
             every = [each for _, renewals in asked for each in renewals]
             patience = self._patience(sent, outage.failures)
             found = iter(getattr(backend, verb)(every, within=patience))
@@ -223,7 +222,7 @@ class KeepAlive:
             for lease in leases:
                 if lease.state is State.HELD:
                     _aside(partial(lease.tell, "unrenewed", str(outage.error)))
-        again = time.monotonic()
+        again = clock()
         for lease in leases:
             lease.due = again + min(1.0, lease.waiter_lease / 15)
         self._tell_losses()  # what comes next may take as long
@@ -289,7 +288,7 @@ def lose(lease: Lease, reason: str, say: Say = lambda call: call()) -> bool:
     False: it is not held, or no longer, as when it is being released."""
     if not lease.switch(State.LOST, State.HELD):
         return False
-    lease.lost_by, since = reason, time.monotonic() - lease.renewed
+    lease.lost_by, since = reason, clock() - lease.renewed
     for hear in reversed(lease.on_lost):
         try:
             hear()

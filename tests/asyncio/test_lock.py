@@ -28,6 +28,7 @@ from celery_relock.asyncio import Lock
 from celery_relock.engine import asyncio as coroutines
 from celery_relock.engine.asyncio import TaskLease
 from celery_relock.engine.engine import MOST_CALLS
+from celery_relock.engine.platform import clock
 from celery_relock.engine.protocol import LockState
 from celery_relock.engine.renewal import keepalive
 from celery_relock.errors import LockConfigError, LockUnavailable
@@ -473,7 +474,7 @@ def test_a_lock_that_is_shared_outlives_the_task_that_acquired_it(lock: MakeLock
     async def main() -> None:
         one = lock(thread_local=False)
         await as_another(one.acquire)
-        ended = time.monotonic()
+        ended = clock()
         keepalive.look_now(one._engine.backend)
         await asyncio.to_thread(wait_for, lambda: one._lease.renewed > ended)
         assert await one.owned()

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from celery_relock.engine import events
+from celery_relock.engine.platform import clock
 from celery_relock.errors import LockLost, LockUnavailable
 from celery_relock.lock import Lock
 from tests.chaos.history import Recorder
@@ -111,7 +112,8 @@ class Visitor(threading.Thread):
         if not entered:
             self._recorder.write("refused", id=visit)
             return False
-        until = None if lease is None else lease.deadline
+        # By the clock of the record.
+        until = None if lease is None else lease.deadline - clock() + time.monotonic()
         told = {"told": _told.acquired, "queued": _told.waiting}
         self._recorder.write("in", id=visit, fence=lock.fence, until=until, **told)
         self._look(visit, lock)

@@ -20,6 +20,7 @@ from celery_relock.engine import lease as lease_module
 from celery_relock.engine.hold import Hold, Share
 from celery_relock.engine.interrupt import Interruption
 from celery_relock.engine.lease import Lease, State
+from celery_relock.engine.platform import clock
 from celery_relock.engine.protocol import Claim
 from celery_relock.engine.renewal import lose
 from celery_relock.errors import LockConfigError, LockLost
@@ -139,7 +140,7 @@ def bare_lease() -> Lease:
     """A hold that no server knows, for what only matters on this side."""
     claim = Claim("execution", "attempt", "owner", ("a",), (1,), 30.0)
     lease = Lease(claim, backend=None)  # type: ignore[arg-type]
-    lease.state, lease.deadline = State.HELD, time.monotonic() + 30
+    lease.state, lease.deadline = State.HELD, clock() + 30
     return lease
 
 

@@ -18,6 +18,7 @@ import redis
 from celery_relock.engine import lease as lease_module
 from celery_relock.engine.events import LockEvent
 from celery_relock.engine.lease import Lease
+from celery_relock.engine.platform import clock
 from celery_relock.engine.protocol import Conflict, Held
 from celery_relock.engine.renewal import keepalive
 from celery_relock.errors import LockUnavailable
@@ -39,7 +40,7 @@ def all_renewed(leases: list[Lease], since: float) -> bool:
 
 def renewed_now(process: Any, *leases: Lease) -> None:
     """Let the keep-alive thread look after all of an engine. Returns when it has renewed these."""
-    start = time.monotonic()
+    start = clock()
     keepalive.look_now(process.engine.backend)
     wait_for(lambda: all_renewed([*leases], start), what="a renewal")
 
@@ -119,13 +120,13 @@ def test_thousands_of_held_locks_all_stay_held_with_two_calls_a_sweep_for_each_h
     server = own_redis()
     process, client = runs(server.url), server.client()
     leases = [process.held(f"lock {n}", lease=LEASE) for n in range(MANY)]
-    taken = start = time.monotonic()
+    taken = start = clock()
     wait_for(lambda: all_renewed(leases, start), what="a first sweep, to fall into step")
-    start, before = time.monotonic(), calls_of(client, "evalsha", "eval")
+    start, before = clock(), calls_of(client, "evalsha", "eval")
     wait_for(lambda: all_renewed(leases, start), what="a whole sweep")
     assert calls_of(client, "evalsha", "eval") - before <= MANY // 50
     # Longer than any lease that they began with.
-    time.sleep(max(0.0, taken + 1.1 * LEASE - time.monotonic()))
+    time.sleep(max(0.0, taken + 1.1 * LEASE - clock()))
     assert not losses(told)
     assert not any(lease.lost for lease in leases)
     assert sum(1 for _ in client.scan_iter("*}:l:*", count=1000)) == MANY
@@ -142,7 +143,7 @@ def test_a_server_that_hangs_for_half_a_lease_costs_nothing(
     server.pause()
     time.sleep(2.0)
     server.resume()
-    back = time.monotonic()
+    back = clock()
     wait_for(lambda: lease.renewed > back, what="a renewal after the pause")
     assert process.release(lease)
     assert not losses(told)
@@ -155,7 +156,7 @@ def test_a_server_that_is_killed_and_comes_back_within_the_lease_costs_nothing(
     process = runs(server.url)
     lease = process.held("a", lease=6.0)
     server.restart(keep_data=True)
-    back = time.monotonic()
+    back = clock()
     wait_for(lambda: lease.renewed > back, what="a renewal after the restart")
     assert process.release(lease)
     assert not losses(told)
@@ -261,7 +262,7 @@ def test_a_hold_that_was_called_lost_stays_lost_when_its_renewal_is_answered_lat
     process, backend = gated(redis_url, namespace)
     lease = process.held("a")
     with backend.stopped(answered=True) as gate:  # the server has extended it, we do not know yet
-        lease.deadline = time.monotonic()
+        lease.deadline = clock()
         assert process.engine.inspect("a").holds
         gate.open()
     assert lease.lost

@@ -18,6 +18,7 @@ import redis
 from celery_relock.engine.events import LockEvent
 from celery_relock.engine.hold import Hold, Share
 from celery_relock.engine.lease import Lease
+from celery_relock.engine.platform import clock
 from celery_relock.engine.protocol import Conflict, Held
 from celery_relock.engine.renewal import keepalive
 from celery_relock.errors import LockLost, LockUnavailable
@@ -55,7 +56,7 @@ def test_a_hold_that_the_server_does_not_have_any_more_is_lost_and_told_once(
         keepalive.look_now(process.engine.backend)
         wait_for(lambda: hold.lost, 20, what="the loss")
         wait_for(lambda: "lost" in kinds(told), what="the news")
-    assert time.monotonic() < lease.deadline, "the deadline, not the server, ended it"
+    assert clock() < lease.deadline, "the deadline, not the server, ended it"
     with pytest.raises(LockLost, match=rf"'a' \(fence {lease.fences[0]}\) was lost") as raised:
         hold.check()
     assert (raised.value.name, raised.value.owner) == ("a", "workflow-7")
@@ -101,7 +102,7 @@ def test_without_a_server_the_hold_is_lost_at_its_deadline_and_before_the_server
     server.pause()
     try:
         wait_for(lambda: lease.lost, what="the loss")
-        lost_at = time.monotonic()
+        lost_at = clock()
         wait_for(lambda: "lost" in kinds(told), what="the news")
     finally:
         server.resume()
@@ -125,7 +126,7 @@ def test_the_holder_never_believes_in_more_time_than_the_server_gives(
         renewed = lease.renewed
         [hold] = other.engine.inspect("a").holds
         assert not lease.lost
-        believed = lease.deadline - time.monotonic()
+        believed = lease.deadline - clock()
         if lease.renewed != renewed:
             continue  # a renewal came between the two looks
         assert believed < hold.remaining
@@ -257,7 +258,7 @@ def test_a_handler_that_fails_takes_nothing_from_the_news(
     client.delete(f"{namespace}:{{0}}:l:a")
     keepalive.look_now(process.engine.backend)
     wait_for(lambda: "lost" in kinds(told), what="the news")
-    since = time.monotonic()
+    since = clock()
     keepalive.look_now(process.engine.backend)
     wait_for(lambda: other.renewed > since, what="the renewal of the other")
 
@@ -295,12 +296,36 @@ def test_a_process_that_was_stopped_for_longer_than_its_lease_knows_it_at_its_fi
     assert programs.finish(program) == ["at once"]
 
 
+@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="no clock to set")
+def test_a_machine_that_was_suspended_for_longer_than_a_lease_knows_it_at_its_first_look(
+    redis_url: str, namespace: str
+) -> None:
+    """As of a virtual machine that is suspended, and a laptop: the monotonic clock stands still."""
+    said = programs.run(
+        """
+        asleep, real = 0.0, time.clock_gettime
+        def clock_gettime(which):
+            return real(which) + asleep * (which == time.CLOCK_BOOTTIME)
+        time.clock_gettime = clock_gettime
+        import logging
+        logging.disable()  # it says that the lock is lost
+        taken = held(engine(), "a", seconds=30.0)
+        say(taken.lost)
+        asleep = 29.0
+        say(taken.lost, taken.remaining)
+        """,
+        redis_url,
+        namespace,
+    )
+    assert said == ["False", "True 0.0"]
+
+
 def test_a_lost_hold_stays_lost_though_its_release_fails(
     lock: Callable[..., Any], proxy: Proxy
 ) -> None:
     near = lock(redis=proxy.url, timeout=30.0)
     near.acquire()
-    near._lease.deadline = time.monotonic()  # as if no renewal had come through
+    near._lease.deadline = clock()  # as if no renewal had come through
     proxy.refuse()
     with pytest.raises(LockUnavailable):
         near.release()
@@ -360,7 +385,7 @@ def test_each_client_renews_its_own_leases(runs: Callable[..., Any], proxy: Prox
     assert near.engine.backend == far.engine.backend
     leases = far.held("a", lease=300.0), near.held("b", lease=300.0)
     proxy.refuse()
-    start = time.monotonic()
+    start = clock()
     for lease in leases:
         lease.due = 0.0
     keepalive._ring()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Callable
 
 import redis
 
 from celery_relock.engine.lease import State
+from celery_relock.engine.platform import clock
 from celery_relock.engine.protocol import Conflict, Held
 from celery_relock.engine.renewal import keepalive
 from tests.support import leftovers
@@ -200,7 +200,7 @@ def test_a_lock_that_is_not_left_to_a_retry_is_not_missed_by_a_renewal_on_its_wa
 ) -> None:
     one = runs()
     lease = one.held("a", "b")
-    renewals, sent = lease.renewals(), time.monotonic()
+    renewals, sent = lease.renewals(), clock()
     lease.narrow((True, False))
     keepalive._renewal_answered(lease, renewals, sent, [True, False])
     assert not lease.lost

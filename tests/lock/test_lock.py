@@ -18,6 +18,7 @@ import pytest
 import redis
 from redis.exceptions import LockError, LockNotOwnedError
 
+from celery_relock.engine.platform import clock
 from celery_relock.engine.renewal import keepalive
 from celery_relock.errors import LockConfigError, LockConflict, LockLost, LockUnavailable
 from celery_relock.lock import Lock, LockNeverFree, LockNotAcquired, LockNotOwned, LockNotTaken
@@ -373,7 +374,7 @@ def test_a_renewed_lock_keeps_the_length_it_was_extended_to(lock: MakeLock) -> N
     one.acquire()
     one.extend(30, replace_ttl=True)
     assert one.remaining > 25, "certain as soon as the server has said yes"
-    extended = time.monotonic()
+    extended = clock()
     keepalive.look_now(one._engine.backend)
     wait_for(lambda: one._lease.renewed > extended, what="a renewal")
     assert server_remaining(one) > 25

@@ -26,6 +26,7 @@ from redis.exceptions import NoScriptError, ResponseError
 from redis.exceptions import TimeoutError as AnswerTimeout
 
 from ...engine import platform
+from ...engine.platform import clock
 from ...engine.protocol import STILL_WANTED, Listener
 from ...errors import LockConfigError, LockUnavailable
 from .errors import FAULTS, TooFewReplicas, demoted, note_address, passes, refused, translate
@@ -101,7 +102,7 @@ class Effort:
             so that thread has connections of its own.
         unheard: how many tries were not answered and can have been executed. A try that failed to
             connect was not executed; an error of the server is an answer.
-        sent: when the last try was sent (`time.monotonic()`). A lease counts from then.
+        sent: when the last try was sent (`platform.clock`). A lease counts from then.
     """
 
     within: float | None = None
@@ -201,7 +202,7 @@ class Connections:
                 if idle is None:
                     link.connect()
                 effort.unheard += 1
-                effort.sent = time.monotonic()
+                effort.sent = clock()
                 link.send_packed_command(link.pack_commands(commands), check_health=False)
                 answers = [_read(link, within) for _ in commands]
                 effort.unheard -= 1
@@ -254,7 +255,7 @@ class Connections:
     def close(self, idle_for: float = 0.0) -> None:
         """Close the connections that were idle for so many seconds. Those in use stay open unless
         their exchange fails."""
-        now, idle = time.monotonic(), self._idle
+        now, idle = clock(), self._idle
         try:
             while idle and now - idle[0][0] >= idle_for:
                 idle.popleft()[1].disconnect()
@@ -266,7 +267,7 @@ class Connections:
         if self._pid != os.getpid():  # the idle connections are the parent's
             platform.notice_fork()
             self._idle, self._pid = deque(), os.getpid()
-        now = time.monotonic()
+        now = clock()
         while True:
             try:
                 since, link = self._idle.pop()
@@ -281,7 +282,7 @@ class Connections:
         if within and new and not self._limit:
             link.disconnect()  # its timeouts are too short for the next caller
             return
-        now, idle = time.monotonic(), self._idle
+        now, idle = clock(), self._idle
         idle.append((now, link))
         try:
             while len(idle) > MOST_IDLE or now - idle[0][0] > IDLE_FOR:
@@ -360,12 +361,12 @@ class Transport(ABC):
 
         Returns:
             Its reply, with strings as bytes; whether it may have been executed more than once; and
-            when the answered try was sent (`time.monotonic()`).
+            when the answered try was sent (`platform.clock`).
 
         Raises:
             LockUnavailable, LockConfigError: translated from redis-py's errors.
         """
-        started, tries = time.monotonic(), 0
+        started, tries = clock(), 0
         server = self.route(bucket_of(keys[0])) if self.buckets > 1 else None
         brief = started - self._gave_up.get(server, -math.inf) < self.AFTER
         effort = Effort(BRIEF if brief else None, once=script.name in ONCE)
@@ -377,9 +378,9 @@ class Transport(ABC):
                 raise LockUnavailable(f"{translate(outcome).reason}. {_IN_DOUBT}") from outcome
             again = passes(outcome)
             patience = self.patience(outcome) if again and not brief else 0.0
-            if time.monotonic() - started >= patience:
+            if clock() - started >= patience:
                 if again:
-                    self._gave_up[server] = time.monotonic()
+                    self._gave_up[server] = clock()
                 raise translate(outcome) from outcome
             time.sleep(self.PAUSES[min(tries, len(self.PAUSES) - 1)])
             tries += 1

@@ -26,6 +26,7 @@ from celery_relock.engine import ids
 from celery_relock.engine.diagnosis import serious
 from celery_relock.engine.engine import Engine
 from celery_relock.engine.lease import Lease
+from celery_relock.engine.platform import clock
 from celery_relock.engine.protocol import (
     LINE,
     Burst,
@@ -388,7 +389,7 @@ def test_a_hold_and_a_waiter_live_through_every_phase_of_a_move(
     to = other_than(cluster, source)
 
     def renewed() -> None:
-        since = time.monotonic()
+        since = clock()
         keepalive.look_now(one.engine.backend)
         wait_for(lambda: min(holder.renewed, other.renewed) > since, what="a renewal")
         assert not holder.lost

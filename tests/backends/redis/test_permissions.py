@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import time
 from collections.abc import Callable, Iterator
 from urllib.parse import quote
 
@@ -13,6 +12,7 @@ import pytest
 from celery_relock.backends.redis.backend import RedisBackend
 from celery_relock.backends.redis.scripts import scripts
 from celery_relock.engine.engine import Engine
+from celery_relock.engine.platform import clock
 from celery_relock.engine.protocol import Renewal
 from celery_relock.errors import LockConfigError
 from tests.support import RedisServer, wait_for
@@ -128,7 +128,7 @@ def test_a_waiter_and_a_renewal_need_no_more_than_the_least(
     runs = Runs(Engine(store_with(least())))
     holder, waiter = runs.held("a", lease=3.0), runs.lease("a", lease=3.0)
     thread = runs.waiting(waiter)
-    now = time.monotonic()
+    now = clock()
     wait_for(lambda: min(holder.renewed, waiter.renewed) > now, what="a renewal of both")
     assert not holder.lost
     assert runs.release(holder)

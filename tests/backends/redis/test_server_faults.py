@@ -14,6 +14,7 @@ from redis.retry import Retry
 
 from celery_relock.engine.events import LockEvent
 from celery_relock.engine.lease import State
+from celery_relock.engine.platform import clock
 from celery_relock.engine.protocol import Conflict, Held
 from celery_relock.engine.renewal import keepalive
 from celery_relock.errors import LockUnavailable
@@ -42,7 +43,7 @@ def test_scripts_may_be_flushed_at_any_time(runs: Callable[..., Runs], server: R
     holder, waiter = one.held("a"), two.lease("a")
     thread = two.waiting(waiter)
     for _ in range(5):
-        now = time.monotonic()
+        now = clock()
         for each in (one, two):
             keepalive.look_now(each.engine.backend)
         wait_for(lambda since=now: min(holder.renewed, waiter.renewed) > since)
