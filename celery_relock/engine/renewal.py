@@ -218,10 +218,8 @@ class KeepAlive:
 
     def _put_off(self, leases: list[Lease], outage: Outage) -> None:
         """Nobody answered for these leases: they are tried again soon."""
-        if wanted("unrenewed"):
-            for lease in leases:
-                if lease.state is State.HELD:
-                    _aside(partial(lease.tell, "unrenewed", str(outage.error)))
+        held = [lease for lease in leases if lease.state is State.HELD]
+        _aside(partial(_tell_unrenewed, held, str(outage.error)))
         again = clock()
         for lease in leases:
             lease.due = again + min(1.0, lease.waiter_lease / 15)
@@ -281,6 +279,13 @@ class KeepAlive:
     def _lose(self, lease: Lease, reason: str) -> None:
         lose(lease, reason, say=_aside)
         self.discard(lease)
+
+
+def _tell_unrenewed(leases: Sequence[Lease], reason: str) -> None:
+    # Not in the keep-alive's thread: to ask whether it is logged can wait for who sets up logging.
+    if wanted("unrenewed"):
+        for lease in leases:
+            lease.tell("unrenewed", reason)
 
 
 def lose(lease: Lease, reason: str, say: Say = lambda call: call()) -> bool:

@@ -375,6 +375,23 @@ def test_a_slow_listener_holds_up_no_lease(
     assert [event.names for event in losses(told)] == [("gone",)]
 
 
+def test_who_sets_up_logging_holds_up_no_lease_during_an_outage(
+    runs: Callable[..., Any], proxy: Proxy
+) -> None:
+    """As `dictConfig` does, and for ever a time limit that strikes where it has the lock."""
+    near, far = runs(proxy.url), runs()
+    near.held("a", lease=30.0)
+    lease = far.held("b", lease=1.0)
+    logger = logging.getLogger("celery_relock")
+    with logging._lock:  # type: ignore[attr-defined]
+        logger.setLevel(logger.level)  # who logs has to ask from now on
+        proxy.refuse()
+        keepalive.look_now(near.engine.backend)
+        time.sleep(2.0)
+        assert not lease.lost
+    far.release(lease)
+
+
 def test_there_is_no_thread_before_the_first_lock_and_one_for_all_of_them(
     redis_url: str, namespace: str
 ) -> None:
