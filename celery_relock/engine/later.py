@@ -22,7 +22,8 @@ _REFUSED_AGAIN, _REFUSED_FOR = 2.0, 600.0
 
 @dataclass(slots=True, eq=False)
 class _Owed:
-    """`due`: not before, by the monotonic clock; `refused_since`: 0 if it was not refused yet."""
+    """`due`: not before, by the monotonic clock; 0 if it was not made yet. `refused_since`: 0 if it
+    was not refused yet."""
 
     call: Callable[[], object]
     entry: Entry | None
@@ -86,20 +87,16 @@ class Later:
 
     def _make_all(self) -> None:
         while self._calls:
-            now = time.monotonic()
-            made = next((each for each in self._calls if each.due <= now), None)
-            if made is None:
+            # What has failed comes behind what has not, which may be for another node of a cluster.
+            made = min(self._calls, key=lambda each: each.due)
+            if made.due > time.monotonic():
                 time.sleep(_AGAIN)
-                continue
-            again = self._try(made)
-            self._calls.remove(made)
-            if again:
-                # Behind the others, which may be for another node of a cluster.
-                self._calls.append(made)
+            elif not self._try(made):
+                self._calls.remove(made)
 
     def _try(self, made: _Owed) -> bool:
         """Make a call. Returns whether it is to be made again."""
-        now = time.monotonic()
+        now = made.due = time.monotonic()
         try:
             made.call()
         except LockUnavailable:

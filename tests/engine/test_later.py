@@ -91,6 +91,27 @@ def test_a_call_that_fails_again_and_again_does_not_keep_back_one_for_another_no
     wait_for(lambda: made == ["at once", "late"])
 
 
+def test_a_new_call_comes_before_those_that_have_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(later_module, "_AGAIN", 0.02)
+    later, is_away, made = Later(), threading.Event(), list[str]()
+    is_away.set()
+
+    def ask_the_dead_node() -> None:
+        made.append("dead")
+        if is_away.is_set():
+            raise LockUnavailable("it is away")
+
+    for _ in range(20):
+        later.add(ask_the_dead_node)
+    wait_for(lambda: len(made) > 25)
+    before = len(made)
+    later.add(partial(made.append, "new"))
+    wait_for(lambda: "new" in made)
+    assert made.index("new") <= before + 2  # one was on its way
+    is_away.clear()
+    wait_for(lambda: not later._calls)
+
+
 def test_a_call_for_which_no_thread_was_left_is_made_with_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
