@@ -15,6 +15,7 @@ import threading
 import weakref
 from collections.abc import Coroutine
 from contextlib import AbstractAsyncContextManager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import LockError
@@ -218,7 +219,10 @@ class Lock(NamedLock["Client"]):
                 lease.withdraw()
             raise
         self._tell_conflict(lease, answer, wait)
-        await engine.release(lease)
+        try:
+            await engine.release(lease)
+        except LockUnavailable:
+            self._engine.later.add(partial(self._engine.release, lease))
         self._check_deadlock(answer)
         return answer
 

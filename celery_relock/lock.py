@@ -221,7 +221,7 @@ class Lock(NamedLock["Client"]):
                 self._engine.later.try_now(partial(self._engine.release, lease))
             raise
         self._tell_conflict(lease, answer, wait)
-        self._engine.release(lease)
+        self._engine.later.try_now(partial(self._engine.release, lease))
         self._check_deadlock(answer)
         return answer
 

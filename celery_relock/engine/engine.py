@@ -20,6 +20,7 @@ from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
+from ..errors import LockUnavailable
 from . import ids, platform
 from .crash import journal
 from .later import Later
@@ -252,8 +253,12 @@ class Engine:
         """Out of time, or frozen for too long: release whatever the attempt has on the server."""
         lease.switch(State.ASKED, State.HELD, State.LOST)
         keepalive.discard(lease)
-        # Its message may be parked, and keeps its place.
-        self._release(lease, "parked" if lease.repeated else "", REMEMBER_ATTEMPT)
+        try:
+            # Its message may be parked, and keeps its place.
+            self._release(lease, "parked" if lease.repeated else "", REMEMBER_ATTEMPT)
+        except LockUnavailable as error:
+            said = error.reason.replace("Cannot release", "Cannot acquire", 1)  # what was asked for
+            raise LockUnavailable(said, error.name) from error.__cause__
         # A copy of that release may come late, so what follows is another attempt.
         lease.again(ids.new_attempt_id())
 

@@ -1033,3 +1033,32 @@ def test_the_first_subscription_takes_no_longer_than_the_wait_itself(
 
     with Proxy(redis_server.port) as proxy:
         run(main())
+
+
+def test_a_server_that_is_gone_when_a_wait_is_over_is_told_of_the_acquire(
+    lock: Callable[..., Lock], state: Callable[[], LockState], redis_server: RedisServer
+) -> None:
+    async def main() -> None:
+        async with lock():
+            waiting = asyncio.create_task(lock(redis=proxy.url).acquire(blocking_timeout=1.0))
+            await until(lambda: state().waiting)
+            proxy.refuse()
+            with pytest.raises(LockUnavailable, match="Cannot acquire lock 'a': Redis cannot be"):
+                await waiting
+
+    with Proxy(redis_server.port) as proxy:
+        run(main())
+
+
+def test_who_was_refused_is_told_so_though_its_first_command_cannot_be_made_up_for(
+    lock: Callable[..., Lock], redis_server: RedisServer
+) -> None:
+    async def main() -> None:
+        async with lock():
+            proxy.lose_reply("acquire")
+            for _ in range(100):
+                proxy.lose_command("release")
+            assert not await lock(redis=proxy.url).acquire(blocking=False)
+
+    with Proxy(redis_server.port) as proxy:
+        run(main())

@@ -445,6 +445,32 @@ def test_a_shortening_is_sent_once_also_where_its_connection_breaks(
     one.release()
 
 
+def test_a_server_that_is_gone_when_a_wait_is_over_is_told_of_the_acquire(
+    proxy: Proxy, lock: MakeLock
+) -> None:
+    one, two = lock(), lock(proxy.url)
+    one.acquire()
+    refuse = threading.Timer(0.5, proxy.refuse)
+    refuse.start()
+    with pytest.raises(LockUnavailable, match="Cannot acquire lock 'a': Redis cannot be reached"):
+        two.acquire(blocking_timeout=1.0)
+    refuse.join()
+    one.release()
+
+
+def test_who_was_refused_is_told_so_though_its_first_command_cannot_be_made_up_for(
+    proxy: Proxy, lock: MakeLock
+) -> None:
+    one, two = lock(), lock(proxy.url)
+    one.acquire()
+    proxy.lose_reply("acquire")
+    for _ in range(100):
+        proxy.lose_command("release")
+    assert not two.acquire(blocking=False)
+    proxy.forget()
+    one.release()
+
+
 def test_a_greenlet_shortens_a_lease_that_the_keep_alive_thread_has_renewed(
     redis_url: str, namespace: str
 ) -> None:
