@@ -180,13 +180,13 @@ class Engine:
             kept = not lease.lost and all(
                 self.backend.renew(renewals, within=once, once=bool(once))
             )
+            return keepalive.found(lease, kept and lease.renew(sent, length))
         except BaseException:
             lease.resize(before)
             if once:
                 lease.doubt(sent, length)
             keepalive.add(lease)
             raise
-        return keepalive.found(lease, kept and lease.renew(sent, length))
 
     def downgrade(self, lease: Lease) -> bool:
         """Let others share the locks of a held lease. False if lost.

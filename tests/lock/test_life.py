@@ -205,6 +205,26 @@ def test_a_signal_at_any_line_of_the_beginning_of_a_block_leaves_nothing_behind(
     assert strike.count > (5 if around else 20)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_at_any_line_of_a_shortening_leaves_no_belief_in_more_than_there_is(
+    lock: MakeLock,
+) -> None:
+    other, strike = lock(), Strike("engine.py")
+    at = 1
+    while strike.count == at - 1:
+        one = lock(timeout=30, renew=False)
+        one.acquire()
+        strike.left = at
+        sys.settrace(strike)
+        with suppress(Stop):
+            one.extend(5, replace_ttl=True)
+        sys.settrace(None)
+        assert one.remaining <= other._engine.inspect("a").holds[0].remaining, at
+        one.release()
+        at += 1
+    assert strike.count > 5
+
+
 def test_an_engine_ends_with_its_client_and_so_do_its_inbox_and_its_connections(
     redis_url: str, client: redis.Redis, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
