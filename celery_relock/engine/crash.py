@@ -201,13 +201,18 @@ class Journal:
 
 def _throw_away_old(where: Path) -> None:
     """The journals of the dead, on a host where no reaper comes for them: of those that died long
-    ago, and those with nothing noted. A forked child ends without `close`, and leaves its own."""
-    for path in where.iterdir():
+    ago, and those with nothing noted. A forked child ends without `close`, and leaves its own. In
+    the folders of other boots and containers, which end without a reaper, the age decides."""
+    for path in where.parent.glob("*/*"):
         with contextlib.suppress(OSError):
-            if alive(path.name):
+            is_here = path.parent == where
+            if is_here and alive(path.name):
                 continue
-            if path.stat().st_mtime + FORGET_AFTER < time.time() or not any(read(path)):
+            is_old = path.stat().st_mtime + FORGET_AFTER < time.time()
+            if is_old or (is_here and not any(read(path))):
                 path.unlink()
+            if not is_here:
+                path.parent.rmdir()  # unless one is left
 
 
 def _keep_young(path: Path) -> None:

@@ -194,6 +194,22 @@ def test_who_opens_a_journal_throws_away_those_of_the_dead_with_nothing_noted(fo
     assert noted.exists()
 
 
+def test_who_opens_a_journal_throws_away_old_ones_of_other_containers_and_boots(folder, journal):
+    """Each start of a container has a process namespace of its own, and may keep its /tmp."""
+    gone, mixed = folder.parent / "boot-1-4", folder.parent / "boot-2-4"
+    old, young = [gone / "1-1", gone / "7-1", mixed / "1-1"], mixed / "7-1"
+    for path in (*old, young):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"")
+    for path in old:
+        os.utime(path, (0, 0))
+
+    _note(journal, _entry())
+
+    assert sorted(folder.parent.iterdir()) == sorted([folder, mixed])
+    assert list(mixed.iterdir()) == [young]
+
+
 def test_a_journal_grows_with_the_claims(folder, journal):
     entries = [_entry(number) for number in range(300)]
     for entry in entries:
