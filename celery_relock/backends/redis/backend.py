@@ -428,7 +428,7 @@ class RedisBackend:
         if len(self._buckets()) == 1:
             reply, repeated, _ = self._run(verb, *calls[0])
             return [reply], repeated
-        effort = Effort()
+        effort = Effort(everywhere=True)
         outcomes = self.transport.run_each(self._scripts[verb], calls, effort)
         failed = [each for each in outcomes if isinstance(each, Exception)]
         if failed and len(failed) == len(outcomes):

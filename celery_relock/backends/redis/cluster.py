@@ -42,6 +42,9 @@ FAILOVER = 30.0
 # Seconds that one node has to answer which node serves which slot, as there are others to ask; and
 # if the keep-alive thread asks, after a silent node has used up its time.
 _BRIEF, _BRIEFLY = 1.0, 0.2
+# For how many seconds a node that was silent gets no more than that one second where all nodes are
+# asked, as the answers of the others wait for its own.
+_SHUN = 10.0
 # So many silent nodes end a look: thirty nodes must not cost thirty times as much as a server.
 _SILENT = 5
 # Seconds for which the answer is not asked for again.
@@ -135,6 +138,10 @@ class Map:
     def silent(self, node: Node) -> None:
         """Remember that a node did not answer, so that the others are asked before it."""
         self._silent[node] = time.monotonic()
+
+    def was_silent(self, node: Node) -> bool:
+        """Whether a node did not answer lately."""
+        return time.monotonic() - self._silent.get(node, -math.inf) < _SHUN
 
     def refresh(self) -> None:
         """Look again if what is known can be out of date; it stays if no node answers. For who only
@@ -248,17 +255,24 @@ class Cluster(Transport):
                 outcomes[index] = error
         for node, indexes in there.items():
             part = [calls[index] for index in indexes]
-            try:
-                replies = self._at(node, effort.renewing).call(script, part, effort)
-            except FAULTS as error:
-                self.map.silent(node)
-                with suppress(*FAULTS):  # for the next call
-                    self.map.look(min(effort.within or _BRIEF, _BRIEFLY))
-                replies = [error] * len(indexes)
+            replies = self._ask(node, script, part, effort)
             for index, reply in zip(indexes, replies, strict=True):
                 again = partial(_called, script, calls[index], effort)
                 outcomes[index] = self.followed(node, reply, again, effort.renewing)
         return outcomes
+
+    def _ask(self, node: Node, script: Script, calls: Sequence[Call], effort: Effort) -> list[Any]:
+        """The outcome of each call at a node."""
+        if effort.everywhere:
+            effort.within = _BRIEF if self.map.was_silent(node) else None
+        try:
+            return self._at(node, effort.renewing).call(script, calls, effort)
+        except FAULTS as error:
+            if not (effort.everywhere and effort.within):  # now and then it gets its whole time
+                self.map.silent(node)
+            with suppress(*FAULTS):  # for the next call
+                self.map.look(min(effort.within or _BRIEF, _BRIEFLY))
+            return [error] * len(calls)
 
     def at(self, key: str) -> Connections:
         self.map.refresh()

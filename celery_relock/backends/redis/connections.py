@@ -100,6 +100,7 @@ class Effort:
         once: whether to send the command once only, over a new connection, which cannot be stale.
         renewing: whether the keep-alive thread calls. Under gevent a socket belongs to its thread,
             so that thread has connections of its own.
+        everywhere: whether all nodes of a cluster are asked, each for its own part.
         unheard: how many tries were not answered and can have been executed. A try that failed to
             connect was not executed; an error of the server is an answer.
         sent: when the last try was sent (`platform.clock`). A lease counts from then.
@@ -108,6 +109,7 @@ class Effort:
     within: float | None = None
     once: bool = False
     renewing: bool = False
+    everywhere: bool = False
     unheard: int = 0
     sent: float = 0.0
 

@@ -226,6 +226,30 @@ def test_a_master_that_hangs_keeps_no_renewal_of_the_others(
     one.release(leases[hung])
 
 
+def test_a_master_that_hangs_keeps_up_what_is_asked_of_all_but_once(
+    cluster: ClusterServers, runs: Callable[..., Runs], namespace: str
+) -> None:
+    backend, hung = runs().engine.backend, cluster.masters()[0]
+    backend.arrived(["none"], 5.0)  # each node is known, and has the script
+    asleep = [hung, *cluster.replicas_of(hung)]
+    cluster.set_coverage(full=False)
+    for node in asleep:
+        node.pause()
+    try:
+        backend.arrived(["none"], 5.0)
+        began = time.monotonic()
+        for _ in range(3):  # as a worker that looks, and has messages without a slot
+            with suppress(LockUnavailable):  # where only this master's are looked at again
+                backend.resume("h", "by")
+            backend.arrived(["none"], 5.0)
+        assert time.monotonic() - began < 12  # and not 30
+    finally:
+        for node in asleep:
+            node.resume()
+    wait_for(cluster.is_well, timeout=30)
+    cluster.set_coverage(full=True)
+
+
 def test_a_master_that_is_gone_for_good_takes_no_patience_from_the_others(
     cluster: ClusterServers, namespace: str
 ) -> None:
