@@ -80,7 +80,8 @@ class TaskLease(Lease):
         self.unwanted = True
         engine = self._engine
         with suppress(RuntimeError):  # no thread to spare: its lease ends it
-            engine.calls.submit(engine.later.try_now, partial(engine.release, self))
+            calls = engine.calls(self.claim.names)
+            calls.submit(engine.later.try_now, partial(engine.release, self))
 
     def tell_release(self, before: State, *, lost: bool, had: bool) -> bool:
         # Nobody was told that it was acquired.
@@ -222,7 +223,7 @@ class AsyncEngine:
         """Let a thread make a call. `undo` is called if the thread makes none."""
         done = asyncio.get_running_loop().create_future()
         in_turn = partial(self._in_turn, time.monotonic(), verb, call, undo)
-        work = self._engine.calls.submit(copy_context().run, in_turn)
+        work = self._engine.calls((self._name,)).submit(copy_context().run, in_turn)
         # Not `wrap_future`, which logs an error if the loop is closed by then.
         work.add_done_callback(partial(_tell, done))
         # Else asyncio logs the error of a release that nobody waits for any more.

@@ -53,7 +53,7 @@ from .wakeup import OPENING, Inbox
 
 # How often a lock is asked for if each answer comes after its lease has ended, without a bound.
 TRIES = 3
-# Calls for coroutines on their way at the same time. As many as connections are kept.
+# Calls for coroutines on their way to a server at the same time. As many as connections are kept.
 MOST_CALLS = 4
 
 _A = TypeVar("_A", bound="Answer | ParkAnswer")
@@ -67,7 +67,6 @@ class Engine:
         remember: for how many seconds an execution that has ended is remembered (a tombstone in the
             backend), so that a late copy of its message is told that there is nothing to do.
         most_parked: how many messages, of how many bytes, may be parked at all locks together.
-        calls: threads that make the calls of coroutines (see `engine.asyncio`).
         outages: by verb and route, when one of these calls has failed, and what it said.
     """
 
@@ -79,7 +78,7 @@ class Engine:
         self.parking = Parking(backend)
         self.later = Later()
         self.inbox = Inbox(backend)
-        self.calls = platform.Pool(MOST_CALLS)
+        self._pools: dict[object, platform.Pool] = {}
         self.outages: dict[object, tuple[float, str]] = {}
 
     def configure(self, remember: float, most_parked: tuple[int, int]) -> None:
@@ -91,6 +90,12 @@ class Engine:
         self._is_configured = True
         self.remember = self.parking.remember = remember
         self.most_parked = most_parked
+
+    def calls(self, names: Sequence[str]) -> platform.Pool:
+        """The threads that make the calls of coroutines for these locks (see `engine.asyncio`).
+        Each server has its own: who waits for one that hangs holds up no others."""
+        route = self.backend.route(names)
+        return self._pools.get(route) or self._pools.setdefault(route, platform.Pool(MOST_CALLS))
 
     def lease(self, claim: Claim) -> Lease:
         """A lease for the claim; nothing is sent."""

@@ -192,7 +192,8 @@ async def wherever_it_is_cancelled(
 def until_it_has_made_its_calls(engine: Engine) -> None:
     """Each of its threads has nothing left but this."""
     all_of_them = threading.Barrier(MOST_CALLS)
-    for done in [engine.calls.submit(all_of_them.wait, 30) for _ in range(MOST_CALLS)]:
+    calls = engine.calls(("a",))
+    for done in [calls.submit(all_of_them.wait, 30) for _ in range(MOST_CALLS)]:
         done.result()
 
 

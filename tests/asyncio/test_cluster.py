@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,11 +14,13 @@ import redis.asyncio
 import celery_relock
 from celery_relock.asyncio import Lock
 from celery_relock.backends.redis.backend import RedisBackend
+from celery_relock.engine.engine import MOST_CALLS
 from celery_relock.engine.protocol import LockState
-from celery_relock.errors import LockConfigError
+from celery_relock.errors import LockConfigError, LockUnavailable
 from celery_relock.lock import LockNotOwned
 from tests.asyncio.test_cancellation import held as waits
 from tests.asyncio.test_cancellation import wherever_it_is_cancelled
+from tests.backends.redis.test_cluster_failover import gone
 from tests.support import RedisServer, wait_for
 from tests.support.cluster import ClusterServers
 from tests.support.coroutines import run, until
@@ -234,3 +237,29 @@ def test_a_node_is_killed_and_its_replica_takes_over(
         await waits
 
     run(main())
+
+
+def test_a_master_that_is_gone_for_good_keeps_no_coroutine_from_the_others(
+    cluster: ClusterServers, namespace: str
+) -> None:
+    dead = cluster.master_of_lock("a", namespace)
+    alive = next(each for each in cluster.masters() if each is not dead)
+    other = cluster.name_at(alive, namespace)
+
+    def lock(name: str) -> Lock:
+        return Lock(f"{cluster.url}?patience=8", name, namespace=namespace)
+
+    async def main() -> float:
+        away = [asyncio.create_task(lock("a").acquire()) for _ in range(MOST_CALLS)]
+        await asyncio.sleep(0.5)
+        began = time.monotonic()
+        async with lock(other):
+            took = time.monotonic() - began
+        for failed in await asyncio.gather(*away, return_exceptions=True):
+            assert isinstance(failed, LockUnavailable)
+        return took
+
+    for name in ("a", other):  # so that the process knows who serves it
+        run(lock(name).locked())
+    with gone(cluster, dead):
+        assert run(main()) < 4

@@ -466,6 +466,9 @@ class LaterBackend(RedisBackend):
         except LockUnavailable:
             return ""  # nobody's: what is noted for it was never sent
 
+    def route(self, names: Sequence[str]) -> object:
+        return super().route(names) if "transport" in vars(self) else None
+
     def release(self, request: Release) -> Released:
         try:
             return super().release(request)
