@@ -310,6 +310,9 @@ def read(path: Path) -> Iterator[Entry]:
 # How often the reaper looks at the journals, in seconds: with pidfds it hears of a death by itself,
 # and looks for processes that have just begun to acquire locks; without them it looks for the dead.
 LOOK_EVERY, LOOK_OFTEN = 1.0, 0.2
+# How soon after a look in vain: within a second the backend is not waited for as long again. It may
+# be one node of a cluster, and another one has the locks of the next that dies.
+LOOK_AGAIN = 0.5
 # For how long a claim of a dead process is refused, in seconds: its command may come late.
 REMEMBER_DEAD = 60.0
 # When a journal that nobody came for is thrown away, in seconds: all its leases have long ended.
@@ -369,8 +372,9 @@ class Reaper:
                 # Who is dead and was not come to would end the poll at once.
                 self._stop.wait(LOOK_EVERY)
             else:
+                again = LOOK_AGAIN if self._outage.failures else LOOK_EVERY
                 # Ends early when a process dies that is watched.
-                poll.poll((LOOK_OFTEN if often else LOOK_EVERY) * 1000)
+                poll.poll((LOOK_OFTEN if often else again) * 1000)
 
     def look(self, poll: select.poll) -> None:
         """Free what the dead hold, and watch the living."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from redis.exceptions import ResponseError
@@ -16,6 +18,8 @@ from celery_relock.admin.look import Look
 from celery_relock.backends.redis.errors import passes
 from celery_relock.backends.redis.keys import CLUSTER_BUCKETS as BUCKETS
 from celery_relock.backends.redis.keys import Keys
+from celery_relock.engine import crash
+from celery_relock.engine.crash import Reaper
 from celery_relock.engine.engine import Engine
 from celery_relock.engine.lease import Lease, State
 from celery_relock.engine.protocol import Claim, Held, Parked, ParkRequest, Queued, Release
@@ -437,3 +441,31 @@ def test_who_has_looked_before_looks_at_the_new_master(
     cluster.copied(shared)
     cluster.fail_over(shared)
     wait_for(is_told, timeout=20, what="the lock to be told of")
+
+
+def test_a_reaper_that_waits_for_a_master_frees_what_the_dead_held_at_another(
+    cluster: ClusterServers, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crash.tempfile, "gettempdir", lambda: str(tmp_path))
+    one = Runs(Engine(cluster.backend(namespace, patience=10.0)))
+    away = cluster.master_of_lock("a", namespace)
+    there = next(each for each in cluster.masters() if each is not away)
+    name = cluster.name_at(there, namespace)
+
+    def die(lease: Lease, process: str) -> None:
+        noted = crash.Journal()
+        noted.note(lease.claim.attempt_id, lease.entry())
+        folder = crash.folder()
+        (folder / crash.process_name(os.getpid())).rename(folder / process)
+
+    held = one.held("a", lease=300.0), one.held(name, lease=300.0)
+    reaper = Reaper(one.engine.backend, one.engine.parking)
+    with gone(cluster, away):
+        die(held[0], "1-1")
+        reaper.start()
+        wait_for(lambda: reaper._outage.failures, timeout=30)
+        time.sleep(1.5)  # it tries again
+        die(held[1], "1-2")
+        wait_for(lambda: not one.engine.inspect(name).holds, timeout=5)
+    wait_for(lambda: not list(crash.folder().iterdir()), timeout=30)
+    reaper.stop()
