@@ -349,14 +349,15 @@ def _checked(call: Callable[..., Any]) -> Callable[..., Any]:
             here = SimpleNamespace(task=self, reached=False)
         token = _call.set(here)
         try:
-            result = call(self, *args, **kwargs)
+            try:
+                result = call(self, *args, **kwargs)
+            finally:
+                _call.reset(token)
         except (Aside, SentAgain):
             raise
-        except Exception:
+        except Exception:  # also a signal's, that strikes where what tells it passes by
             company.keep_aside(self)
             raise
-        finally:
-            _call.reset(token)
         delivery = getattr(self.request_stack.top, DELIVERY, None)
         if delivery is not None and delivery.aside:
             company.keep_aside(self)

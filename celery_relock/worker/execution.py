@@ -46,7 +46,7 @@ from ..workflow import steps
 from . import company, cooldown, retry, revocation, unlocked
 from . import events as worker_events
 from .conflict import Attempt, end_waiting, obtain, release
-from .delivery import DELIVERY, delivery_of, finish, to_finish
+from .delivery import DELIVERY, Delivery, delivery_of, finish, to_finish
 from .ending import is_acknowledged, is_over, puts_back, remember_for
 from .message import (
     ENTER,
@@ -122,11 +122,13 @@ def run(call: BodyCall) -> Any:
             result = steps.around(task, execution.message, execution.run_named)
         else:
             result = execution.run_named()
-    # No call of ours here: a signal's exception there would make a failure of what waits.
+    # No call here, not even of what is built in: a signal's exception there would make a failure of
+    # what waits.
     except (Aside, SentAgain) as aside:
-        if delivery := getattr(request, DELIVERY, None):
-            delivery.aside = aside
-        raise aside.with_traceback(None) from None
+        if execution is not None and execution.delivery is not None:
+            execution.delivery.aside = aside
+        aside.__traceback__ = None
+        raise aside from None
     except Exception as error:
         if execution is not None and (task.acks_late or execution.unasked):
             execution.note_end(error)
@@ -153,6 +155,7 @@ class Execution:
     def __init__(self, call: BodyCall) -> None:
         self.task, self.declared, self.by, self.body, self.args, self.kwargs = call
         self.request = request = begin_call(self.task)
+        self.delivery: Delivery | None = getattr(request, DELIVERY, None)
         self.message = None if request is None or request.is_eager else request
         self.header: Header | None = None
         self.names: tuple[str, ...] = ()

@@ -1,5 +1,6 @@
-"""A signal's exception, such as a time limit's, or a kill, that strikes where some call of ours
-begins: at each of them in turn."""
+"""A signal's exception, such as a time limit's, or a kill, that strikes where the interpreter looks
+for signals: where some function of ours begins, or has called one that is built in; at each of them
+in turn."""
 
 from __future__ import annotations
 
@@ -115,34 +116,34 @@ def make(redis_url: str, namespace: str) -> Iterator[Make]:
     app.close()
 
 
-def at_call(number: int, strike: Callable[[], None]) -> Any:
-    """For `sys.settrace`: strike where so many calls of ours have begun."""
+def at_look(number: int, strike: Callable[[], None]) -> Any:
+    """For `sys.setprofile`: strike where the interpreter looks for signals for so many times."""
     left = number
 
-    def trace(frame: FrameType, event: str, _: object) -> None:
+    def profile(frame: FrameType, event: str, _: object) -> None:
         nonlocal left
-        if frame.f_code.co_filename.startswith(PACKAGE):
+        if event in ("call", "c_return") and frame.f_code.co_filename.startswith(PACKAGE):
             left -= 1
             if left == 0:
                 strike()
 
-    return trace
+    return profile
 
 
 @contextmanager
 def striking(number: int, error: type[Exception]) -> Iterator[list[int]]:
-    """Raise an error at a call of ours. Yields a list that stays empty if there are fewer calls."""
+    """Raise an error at such a look. Yields a list that stays empty if there are fewer of them."""
     struck = []
 
     def strike() -> None:
         struck.append(number)
         raise error
 
-    sys.settrace(at_call(number, strike))
+    sys.setprofile(at_look(number, strike))
     try:
         yield struck
     finally:
-        sys.settrace(None)
+        sys.setprofile(None)
         finish()  # as the next message does, if the end of this one was struck
 
 
@@ -190,8 +191,7 @@ def test_what_a_message_has_left_whose_end_nobody_told_is_released_by_the_next_o
 
 
 def overrun(subject: Subject, number: int, name: str, **header: Any) -> tuple[list[int], str]:
-    """Run a message whose time limit strikes at a call of ours. Returns as `striking`, and its
-    state."""
+    """Run a message whose time limit strikes. Returns as `striking`, and its state."""
     with striking(number, SoftTimeLimitExceeded) as struck:
         state = subject.run(name, **header).info.state
     return struck, state
@@ -286,7 +286,7 @@ def test_wherever_a_process_is_killed_a_reaper_frees_what_it_had(
         number, name = number + (1 if LONG else 9), uuid.uuid4().hex
         child = os.fork()
         if child == 0:
-            sys.settrace(at_call(number, lambda: os._exit(9)))
+            sys.setprofile(at_look(number, lambda: os._exit(9)))
             Context().run(subject.run, name)
             os._exit(0)
         status = os.waitpid(child, 0)[1]
