@@ -19,18 +19,34 @@ from .delivery import Retried
 from .message import HEADER, retried_by, write_header
 
 
-def _before(
+def _before(headers: Any = None, properties: Any = None, **told: Any) -> None:
+    properties = {} if properties is None else properties
+    left = dict(properties)
+    try:
+        _write(headers, left, **told)
+    except Exception:
+        # Celery goes on whatever a receiver raises: what was sent would not know of its locks. A
+        # time limit strikes no second time.
+        left = dict(properties)
+        _write(headers, left, **told)
+        raise
+    finally:
+        for name in properties.keys() - left.keys():
+            del properties[name]
+
+
+def _write(
+    headers: Any,
+    properties: dict[str, Any],
     sender: Any = None,
-    headers: Any = None,
     body: Any = None,
-    properties: Any = None,
     declare: Any = None,
     **_: Any,
 ) -> None:
     if not _is_ours(headers):
         return
     company.on_publish(sender)
-    header = write_header(headers, {} if properties is None else properties, declare or ())
+    header = write_header(headers, properties, declare or ())
     # These two come first, as they may choose the execution id, which the others read. A retry with
     # a place in a line has the id of that place, and its dedup marker is left to that id.
     retried = retried_by(headers)
@@ -44,6 +60,14 @@ def _before(
 
 def _after(headers: Any = None, **_: Any) -> None:
     # Only now: what is left to a message that could not be sent would wait for it.
+    try:
+        _leave(headers)
+    except Exception:
+        _leave(headers)  # as in `_before`
+        raise
+
+
+def _leave(headers: Any) -> None:
     if _is_ours(headers) and (header := headers.get(HEADER)):
         if (retried := retried_by(headers)) is not None:
             retried.retry = Retried(header, headers)

@@ -235,6 +235,37 @@ def test_wherever_a_time_limit_strikes_a_message_that_is_rejected_can_be_brought
     assert number > 100
 
 
+@ends_a_generator
+def test_wherever_a_time_limit_strikes_what_is_sent_has_the_lock_of_its_workflow(
+    make: Make,
+) -> None:
+    subject = make({"lock_hold": "workflow"})
+
+    def run_it() -> list[int]:
+        with striking(number, SoftTimeLimitExceeded) as struck:
+            subject.run(uuid.uuid4().hex)
+        return struck
+
+    number, struck, without = 0, [0], []
+    while struck:  # until a call comes to its end
+        number += 1
+        struck = Context().run(run_it)
+        for headers in sent(subject.task.app):
+            told = headers.get("relock", {}).get("workflow_locks", ())
+            if [lock["id"] for lock in told] != headers["stamps"].get("relock_workflow"):
+                without.append(number)
+    assert number > 100
+    assert len(without) <= 1  # where the receiver itself begins
+
+
+def sent(app: Celery) -> list[dict[str, Any]]:
+    """The headers of what was sent."""
+    with app.connection_for_read() as connection:
+        channel, queue = connection.default_channel, app.conf.task_default_queue
+        channel.queue_declare(queue)
+        return [each.headers for each in iter(lambda: channel.basic_get(queue, True), None)]
+
+
 def test_a_message_that_was_parked_and_is_struck_before_it_begins_leaves_no_place(
     make: Make, redis_url: str, namespace: str
 ) -> None:
