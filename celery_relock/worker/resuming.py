@@ -42,6 +42,7 @@ from ..engine.protocol import Listener, Notice
 from ..errors import LockUnavailable, RelockError
 from .message import HEADER, parse
 from .parking import SUFFIX, channel, come_back, home, is_amqp, resume_queue
+from .unlocked import note_unreadable
 
 # Seconds between two looks of a worker. When something is known to be due sooner, it looks then.
 LOOK_EVERY = 1.0
@@ -253,6 +254,9 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
 
     def include_if(self, c: Any) -> bool:
         return resumer_of(c) is not None
+
+    def create(self, c: Any) -> None:
+        note_unreadable(c)
 
     def start(self, c: Any) -> None:
         if c.connection.transport.driver_type not in ("redis", "amqp"):

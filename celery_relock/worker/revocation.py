@@ -87,14 +87,14 @@ def _revoked(sender: Any = None, request: Any = None, terminated: Any = None, **
         with suppress(LockConfigError):  # told when the worker began
             for each in (header.execution_id, again_of(header.execution_id)):
                 withdraw_later(engine_of(sender.app), each)
-    _clear_soon(sender, request, leftovers=_BUT_PARKED, began=was_running)
+    clear_soon(sender.app, request, sender, leftovers=_BUT_PARKED, began=was_running)
 
 
-def _clear_soon(task: Any, request: Any, **how: Any) -> None:
+def clear_soon(app: Any, request: Any, task: Any = None, **how: Any) -> None:
     """As `clear_away`, but not in the worker's loop: Redis can be silent."""
-    clear = partial(clear_away, task.app, request, task, **how)
+    clear = partial(clear_away, app, request, task, **how)
     with suppress(LockConfigError):
-        engine = engine_of(task.app)
+        engine = engine_of(app)
         engine.later.add(clear) if consumes_here() else clear()
 
 
@@ -144,7 +144,7 @@ def _lost(sender: Any = None, exception: Any = None, kwargs: Any = None, **_: An
     request = _received.get(id(kwargs))
     if request is not None and not puts_back(sender, exception):
         told = Context(request.request_dict, args=request.args, kwargs=request.kwargs)
-        _clear_soon(sender, told, remember=remember_for(sender, exception), began=True)
+        clear_soon(sender.app, told, sender, remember=remember_for(sender, exception), began=True)
 
 
 def _retried_lost(sender: Any = None, request: Any = None, reason: Any = None, **_: Any) -> None:
@@ -152,7 +152,7 @@ def _retried_lost(sender: Any = None, request: Any = None, reason: Any = None, *
     (`retry_on_worker_lost`)."""
     is_lost = isinstance(getattr(reason, "exc", None), WorkerLostError)
     if is_lost and not has_begun(request) and is_ours(sender, request):
-        _clear_soon(sender, request, began=True)
+        clear_soon(sender.app, request, sender, began=True)
 
 
 task_revoked.connect(_revoked, weak=False, dispatch_uid="celery_relock")

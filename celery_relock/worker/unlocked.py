@@ -76,7 +76,19 @@ def _discarded(sender: Any = None, message: Any = None, **_: Any) -> None:
     header = parse((message.headers or {}).get(HEADER))
     if header is not None and header.has_any_leftovers:
         # It was rejected, and may be brought back, also to a worker that knows its task.
-        revocation.clear_away(sender.app, Context(message.headers), remember=0.0)
+        revocation.clear_soon(sender.app, Context(message.headers), remember=0.0)
+
+
+def note_unreadable(consumer: Any) -> None:
+    """Hear also of a message whose body a worker's consumer cannot decode: for that Celery has no
+    signal."""
+    discard = consumer.on_decode_error
+
+    def on_decode_error(message: Any, error: Exception) -> None:
+        discard(message, error)
+        _discarded(consumer, message)
+
+    consumer.on_decode_error = on_decode_error
 
 
 task_unknown.connect(_discarded, weak=False, dispatch_uid="celery_relock")

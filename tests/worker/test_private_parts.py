@@ -35,6 +35,7 @@ from kombu import Connection, Queue, compression
 from kombu.asynchronous import Hub
 from kombu.asynchronous.timer import Timer
 from kombu.common import ignore_errors
+from kombu.exceptions import DecodeError
 from kombu.utils.limits import TokenBucket
 from pydantic import BaseModel
 
@@ -307,6 +308,21 @@ def _():
     passes("state", consumer.blueprint)
     passes("call_repeatedly", consumer.timer)
     passes("num_processes", consumer.pool)
+
+
+@row("`Consumer.on_decode_error`, which a task handler of the consumer calls by this name")
+def _():
+    app, task = app_with_a_task()
+    consumer, told = worker_of(app).consumer, []
+    consumer.on_decode_error = lambda message, error: told.append(message)
+
+    def fails(*_, **__):
+        raise DecodeError
+
+    consumer.strategies = {task.name: fails}
+    message, _ = received(task)
+    Consumer.create_task_handler(consumer)(message)
+    assert told == [message]
 
 
 @row(

@@ -20,7 +20,7 @@ APP = "tests.worker.apps.unlocked"
 WITHOUT_LOCK = "off", "plain", "ordered", "dedup"
 FAILS = "gone", "names nothing", "has no limit", "has no owner", "is not started", "fits no more"
 #: Celery stores no result for it.
-DISCARDED = ("unreadable",)
+DISCARDED = "unreadable", "undecodable"
 #: These wait for no lock.
 DELAYED = "debounced", "kept"
 

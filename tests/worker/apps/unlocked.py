@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
+
+from kombu.serialization import register
 
 from celery_relock import LockedTask
 from celery_relock.signals import lock_acquired
@@ -13,7 +16,7 @@ from tests.support import Journal, make_app
 deployed = bool(os.environ.get("RELOCK_TEST_DEPLOYED"))
 
 app = make_app(__name__, worker_prefetch_multiplier=8)
-app.conf.accept_content = ["json"] if deployed else ["json", "pickle"]
+app.conf.accept_content = ["json", "brittle"] if deployed else ["json", "brittle", "pickle"]
 journal = Journal.from_env()
 
 
@@ -34,6 +37,10 @@ def fails(*_, **__):
 
 def fits_no_more(self, account, country):
     return body(self, account)
+
+
+# As pickle, where a deploy takes away a class.
+register("brittle", json.dumps, fails if deployed else json.loads, "application/x-brittle", "utf-8")
 
 
 class NotStarted(LockedTask):
@@ -64,6 +71,7 @@ declare("debounced", {}, lock_debounce=5)
 declare("ordered", OFF, lock_order="sent", lock_order_gap=600)
 declare("dedup", OFF, lock_dedup="until_done")
 declare("unreadable", LOCK, serializer="pickle")
+declare("undecodable", LOCK, serializer="brittle")
 declare("still locked", LOCK, serializer="json")
 
 
