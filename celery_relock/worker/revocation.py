@@ -149,10 +149,14 @@ def _lost(sender: Any = None, exception: Any = None, kwargs: Any = None, **_: An
 
 def _retried_lost(sender: Any = None, request: Any = None, reason: Any = None, **_: Any) -> None:
     """A task's process is gone, and Celery has sent a retry in the place of its message
-    (`retry_on_worker_lost`)."""
+    (`retry_on_worker_lost`). Or a cold shutdown ends the process, and Celery has stored RETRY: the
+    message comes again if it is acknowledged late, or was parked."""
     is_lost = isinstance(getattr(reason, "exc", None), WorkerLostError)
-    if is_lost and not has_begun(request) and is_ours(sender, request):
-        clear_soon(sender.app, request, sender, began=True)
+    is_cancelled = reason is None and not sender.acks_late and not header_of(request).parked
+    if (is_lost or is_cancelled) and not has_begun(request) and is_ours(sender, request):
+        # One that is cancelled may have just been parked.
+        remember = 0.0 if is_cancelled else None
+        clear_soon(sender.app, request, sender, remember=remember, began=True)
 
 
 task_revoked.connect(_revoked, weak=False, dispatch_uid="celery_relock")

@@ -94,6 +94,22 @@ def test_what_is_left_to_a_task_whose_process_dies_before_its_body_is_free(worke
     assert once.delay(account, "").id != lost.id
 
 
+def test_what_is_left_to_a_task_that_a_cold_shutdown_ends_before_its_body_is_free(
+    new_worker, account
+):
+    worker = new_worker(APP)
+    step, once, key = worker.module.step, worker.module.once, f"workflow:{account}"
+    locked(chain(step.si(account, ""), step.si(account, "stay")), key=key).delay()
+    once.delay(account, "stay")
+    stay(worker, account, 2)
+    inspect = worker.module.app.control.inspect([worker.node])
+    # Celery waits for those of which its main process has not heard yet.
+    wait_for(lambda: len(inspect.active()[worker.node]) == 2, what="two active tasks")
+    worker.stop(signal.SIGQUIT)
+    wait_until_free(worker, key, 10)
+    wait_for(lambda: once.marked(account, "") is None, 10, "the marker to be free")
+
+
 def test_the_steps_behind_one_that_skipped_its_body_run_under_the_lock(worker, account):
     app, plain, last = worker.module.app, worker.module.plain, worker.module.last
     key = f"workflow:{account}"
