@@ -353,7 +353,7 @@ class Execution:
         """A body that a lost lock ends, whose retry gets the hold, and after which the lock cools
         down: what the options ask for."""
         options = self.declared.options
-        if options.on_lost == "raise" and any(lease.fences):  # else none can be lost
+        if options.on_lost == "raise":
             run_body = _interrupted(run_body, lease, make_hold)
         if to_retry is not None:
             run_body = to_retry.keeping()(run_body)
@@ -409,6 +409,8 @@ class Execution:
 
 
 def _interrupted(run_body: Body, lease: Lease, make_hold: MakeHold) -> Body:
+    if not any(lease.fences):
+        return run_body  # relock_enabled=False: it cannot be lost
     return Interruption(lease, lambda: make_hold().lost_error())(run_body)
 
 

@@ -291,9 +291,15 @@ def test_without_locks_there_is_none_to_lose_in_whatever_thread(app, account):
     app.conf.relock_enabled = False
     options = {"lock_key": "account:{account}", "lock_on_lost": "raise"}
     task = app.task(base=LockedTask, name="charge", **options)(charge)
+
+    @app.task(base=LockedTask, name="outer", lock_key="account:{account}")
+    def outer(account):
+        return task(account)
+
     app.finalize()
     with ThreadPoolExecutor(1) as thread:
         assert thread.submit(task, account).result() == account
+        assert thread.submit(outer, account).result() == account
 
 
 def test_an_error_in_a_callable_is_told_as_such_and_not_as_a_wrong_answer(app, account):
