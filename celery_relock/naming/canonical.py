@@ -125,6 +125,8 @@ def described(value: object, show: Callable[[object], str] = repr) -> str:
     # By `__class__`: a lazy object (`request.user`) has that of its row.
     if any(each.__module__ in _ROWS for each in value.__class__.__mro__):
         raise Unstable(value, "is a row or a query, whose text can change. Name a key: {order.pk}")
+    if hasattr(kind, "__array__") and hasattr(kind, "__len__"):
+        raise Unstable(value, "is an array or a table, whose text can leave out most of it")
     silent = kind.__repr__ is object.__repr__ and (show is repr or kind.__str__ is object.__str__)
     passing = isinstance(value, _NEVER_STABLE) or hasattr(kind, "__next__")
     if silent or passing or hasattr(kind, "fileno"):

@@ -240,6 +240,22 @@ def test_a_description_with_a_memory_address_is_refused() -> None:
             digest(value)
 
 
+def test_an_array_whose_description_shows_its_ends_alone_is_refused() -> None:
+    """Of NumPy and pandas, say: two of them can have one text."""
+
+    class Array:
+        def __len__(self) -> int:
+            return 1001
+
+        def __array__(self) -> None: ...
+
+        def __repr__(self) -> str:
+            return "array([0, 1, 2, ..., 998, 999, 1000])"
+
+    with pytest.raises(LockConfigError, match="is an array or a table"):
+        digest(Array())
+
+
 @pytest.mark.parametrize(
     ("value", "path"),
     [
