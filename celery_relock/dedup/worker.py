@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..declaration import engine_of
@@ -44,6 +45,13 @@ def around(execution: Execution, locked: Callable[[Body], Any]) -> Any:
         locked: acquires its locks, calls the body that it is given, and releases.
     """
     call, message = _call(execution), execution.message
+    header = header_of(message)
+    if header.receiver and header.marker and call.marker.until != marker.TIME:
+        # Others have copies of it, and no copy can wait for all of them: with the first that comes
+        # the call counts no longer.
+        name, first = call.marker.name, call.execution_id
+        call.engine.later.try_now(partial(marker.drop, call.engine, name, first, ended=True))
+        return locked(execution.run_body)
     held = _HeldMarker(call, message)
     held.delivery.ended_for_good = held.ask_replaced
 

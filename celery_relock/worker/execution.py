@@ -179,9 +179,11 @@ class Execution:
         if was is None or not was.receiver:
             return header
         if not header.receiver:
-            # Each copy is an execution for itself.
+            # Each copy is an execution for itself. By the first id its call has a dedup marker.
             own = ids.short(f"{header.execution_id}@{was.receiver}")
-            self.header = header = header._replace(execution_id=own, receiver=was.receiver)
+            self.header = header = header._replace(
+                execution_id=own, receiver=was.receiver, first=header.first_execution_id
+            )
             note(message, header)
         if header.receiver != was.receiver:
             # Another worker had parked it.

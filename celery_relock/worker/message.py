@@ -179,7 +179,8 @@ class Header(NamedTuple):
             until it has come; "" for none.
         options: what the call says instead of its task's options (`LockOptions.of_call`).
         prefix: of the lock names, as the sender's `relock_prefix` had it; None if it has none.
-        first: the id made from the task id, if it was given one of its own since.
+        first: the id that it had before it was given one of its own: made from the task id, or that
+            of the broadcast message.
     """
 
     execution_id: str

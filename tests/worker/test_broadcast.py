@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from tests.support import new_namespace
+from tests.support import new_namespace, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -54,16 +54,17 @@ def cleared(workers, account):
     return {event["worker"] for event in events if event["account"] == account}
 
 
-def sent_to_both(workers, receiver=None):
+def sent_to_both(workers, receiver=None, task=None):
     """Send a copy for a receiver, if one is named, and then a message that both workers execute.
     Returns the accounts of the two."""
     module = workers[0].module
+    task = task or module.clears_the_cache
     for _ in range(5):
         # Redis tells only who listens already, and a worker that is ready may not yet.
         its, account = uuid.uuid4().hex, uuid.uuid4().hex
         if receiver:
             send_copy_for(receiver, module.app, module.clears_the_cache, its)
-        send(module.app, module.clears_the_cache, account)
+        send(module.app, task, account)
         with suppress(AssertionError):
             workers[0].journal.wait_for(
                 lambda _, account=account: len(cleared(workers, account)) == 2, 6
@@ -84,3 +85,10 @@ def test_the_copy_of_a_dead_worker_runs_in_no_other(workers):
 def test_a_copy_that_comes_again_runs_in_its_own_worker(workers):
     copy, _ = sent_to_both(workers, "two@127.0.0.1")
     assert cleared(workers, copy) == {"two@127.0.0.1"}
+
+
+@pytest.mark.parametrize("name", ["clears_until_start", "clears_until_done"])
+def test_a_call_that_every_worker_has_executed_counts_no_longer(workers, name):
+    task = getattr(workers[0].module, name)
+    _, account = sent_to_both(workers, task=task)
+    wait_for(lambda: task.marked(account) is None, 10, "its dedup marker to be free")

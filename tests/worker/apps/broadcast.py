@@ -16,7 +16,27 @@ app.conf.task_queues = [Broadcast(NAME)]
 journal = Journal.from_env()
 
 
-@app.task(base=LockedTask, bind=True, lock_key="cache:{account}", ignore_result=True)
-def clears_the_cache(self: Any, account: str) -> None:
+def task(**options: Any) -> Any:
+    return app.task(
+        base=LockedTask, bind=True, lock_key="cache:{account}", ignore_result=True, **options
+    )
+
+
+def clear(self: Any, account: str) -> None:
     with holding(journal, self.lock):
         journal.add("cleared", account=account, worker=self.request.hostname)
+
+
+@task()
+def clears_the_cache(self: Any, account: str) -> None:
+    clear(self, account)
+
+
+@task(lock_dedup="until_start")
+def clears_until_start(self: Any, account: str) -> None:
+    clear(self, account)
+
+
+@task(lock_dedup="until_done")
+def clears_until_done(self: Any, account: str) -> None:
+    clear(self, account)
