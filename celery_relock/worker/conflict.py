@@ -390,12 +390,13 @@ def _try_to_park(attempt: Attempt, left: float | None) -> ParkAnswer | None:
     """Park the message. None: it cannot be parked."""
     task, engine, lease, options, message, _ = attempt
     bounds = {"patience": seconds_to_resume(left, message), "most": options.max_parked}
-    header = header_of(message).made_own()
+    came = header_of(message)
+    header = came.made_own()
     again = header.again()._replace(parked=lease.claim.names[0])
     request = park_request(task, message, again, **bounds)
     if request is None:
         return None
-    if header.first:
+    if not came.own or lease.claim.execution_id == header.first:
         # Two messages without a header may be copies, or two calls: each counts as an execution.
         lease.claim = lease.claim._replace(execution_id=header.execution_id)
         note(message, header)

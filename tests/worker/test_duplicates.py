@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -196,6 +197,26 @@ def test_an_execution_that_died_before_its_result_was_stored_is_done_again(worke
     twin.deliver()
     assert twin.events("over", count=2)[-1]["state"] == "IGNORED"
     assert len(twin.permits()) == 2
+
+
+@pytest.mark.parametrize("with_header", [True, False])
+def test_what_has_to_be_done_again_is_parked_while_somebody_holds_its_lock(
+    worker, message, with_header
+):
+    """Also if its execution got an id of its own when it was parked before."""
+    twin = message("dies_before_its_result_is_stored", with_header=with_header)
+    twin.let_go()
+    other = lock_of(worker, twin.lock)
+    with ThreadPoolExecutor(1) as thread:
+        with lock_of(worker, twin.lock):
+            twin.deliver()
+            wait_until_parked(worker, twin.lock)
+            acquires = thread.submit(other.acquire)
+            wait_for(lambda: state_of(worker, twin.lock).waiting == 2)
+        assert acquires.result(20)
+        wait_until_parked(worker, twin.lock)
+        thread.submit(other.release).result(20)
+    assert twin.result.get(timeout=20) == "run 2"
 
 
 def test_an_execution_that_came_back_and_died_before_its_result_was_stored_is_done_again(
