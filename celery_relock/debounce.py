@@ -41,7 +41,7 @@ from .errors import LockConfigError, LockConflict, LockUnavailable
 from .naming.callables import called
 from .naming.names import Misfit, bind, dumped, signature_of
 from .settings import enabled
-from .worker.message import HEADER
+from .worker.message import HEADER, seconds_to
 from .worker.parking import LARGEST, RawMessage, home, message_in, parked_text
 
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
@@ -59,6 +59,13 @@ def send(sending: Sending) -> Any:
             f"a call of {task.name}: lock_debounce={pause:g} says when it is sent, so it can have "
             "no countdown or eta of its own. With lock_debounce=False in apply_async it is sent by "
             "itself."
+        )
+    expires = seconds_to(options.get("expires", task.expires))
+    if expires is not None and expires <= (pause or 0.0):
+        raise LockConfigError(
+            f"a call of {task.name} expires in {expires:.3g} s, and lock_debounce={pause:g} sends "
+            "it later, so it would never run. With lock_debounce=False in apply_async it is sent "
+            "at once."
         )
     names = declared.names_of_call(task, args, kwargs)
     try:

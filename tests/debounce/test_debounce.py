@@ -219,6 +219,8 @@ def test_options_of_one_call(worker, m, shop):
     assert last.get(timeout=LONG) == 2
     with pytest.raises(LockConfigError, match=r"lock_debounce=600 .* no countdown or eta"):
         m.later.apply_async((shop,), countdown=5)
+    with pytest.raises(LockConfigError, match=r"expires in 600 s, .* would never run"):
+        m.later.apply_async((shop,), expires=600)
     with pytest.raises(LockConfigError, match=r"lock_debounce_max=1 is less than .*=600"):
         m.later.apply_async((shop,), lock_debounce_max=1)
     with pytest.raises(LockConfigError, match="Declare the callable on the task"):

@@ -585,6 +585,8 @@ class _Maker:
         if lock.get("lock_debounce"):
             found.pop("countdown", None)
             found.pop("lock_dedup", None)
+            if found.get("expires") == 0.3:  # it would be refused
+                del found["expires"]
         self._loose |= loose
         return found
 
