@@ -24,7 +24,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import AsyncGeneratorType, CoroutineType
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, NamedTuple
 
 from celery.signals import task_failure, task_postrun, task_retry
@@ -75,7 +75,7 @@ from .states import (
 )
 
 # What a body can return of which no line has run yet.
-_UNBEGUN = CoroutineType, AsyncGeneratorType
+_UNBEGUN = CoroutineType, GeneratorType, AsyncGeneratorType
 
 
 def current(task: Any) -> Hold | None:

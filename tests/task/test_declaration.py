@@ -239,7 +239,7 @@ def test_a_body_whose_lines_would_run_after_the_release_is_refused(app, body):
         app.finalize()
 
 
-@pytest.mark.parametrize("body", [charge_later, charge_in_parts_later])
+@pytest.mark.parametrize("body", [charge_later, charge_in_parts, charge_in_parts_later])
 def test_one_that_hides_it_is_refused_before_a_line_of_it_runs(app, account, body):
     @app.task(base=LockedTask, name="charge", lock_key="account:{account}")
     def task(account):
