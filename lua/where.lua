@@ -3,7 +3,7 @@
 -- KEYS[2] sent: hash, the line of each execution, and the execution of each task
 -- ARGV[1] task: id, the task
 -- Reply {ms, execution, name, position, ticket, place, message}: server's time; its place; the message, empty if awaited
--- Reply {ms}: it has no place
+-- Reply {ms}: it has no place, or runs
 -- Keeps: reads only
 -- Uses: lib/module, lib/base
 
@@ -23,6 +23,11 @@ end
 local place = name and redis.call('HGET', prefix .. 'w:' .. name, execution)
 local waiter = Base.decoded(place)
 if not waiter then
+  return { now }
+end
+-- The message is a copy of one that runs: it waits behind its own execution.
+local hold = Base.parse(redis.call('HGET', prefix .. 'l:' .. name, execution))
+if hold and hold.attempt ~= '-' and hold.expiry > now then
   return { now }
 end
 local queue = prefix .. 'q:' .. name

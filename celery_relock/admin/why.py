@@ -270,10 +270,12 @@ class Question:
         for lock in locks:
             for holder in lock.holders:
                 if holder.task_id == self.task_id and not (holder.kept or holder.cooldown):
+                    copy = any(each.execution_id == holder.execution_id for each in lock.waiters)
                     sentence = (
                         f"{_has(holder, _called(lock.name), lock)}{_where(holder)}; its "
                         f"lease has {holder.lease_left:.0f} s left and is renewed while the "
                         "process lives"
+                        + ("; a copy of its message waits until it has ended" if copy else "")
                     )
                     return Why(self.task_id, "holds", sentence, lock.name, 0, lock.holders)
             for waiter in lock.waiters:

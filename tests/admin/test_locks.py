@@ -26,6 +26,7 @@ from celery_relock.engine.protocol import LINE, MARKER, Debounce, ParkRequest
 from celery_relock.errors import LockConfigError, LockUnavailable, RelockError
 from tests.support import Worker, wait_for
 from tests.support.desk import Desk
+from tests.support.messages import Message
 from tests.support.monitor import Monitor
 from tests.support.parked import wait_until_requeued
 from tests.support.ports import free_port
@@ -214,6 +215,26 @@ def test_why_names_the_first_in_the_queue_if_nobody_holds_the_lock(
         "with 1 ahead of it; nobody holds it at this moment, and it is the turn of "
         f"{name}[{first}], whose message is on its way to a worker"
     )
+
+
+def test_a_task_that_runs_is_not_parked_though_a_copy_of_its_message_is(
+    worker: Worker, locks: Locks, key: str
+) -> None:
+    """Its broker has delivered it again, say after its visibility timeout."""
+    case = Message(worker, worker.module.hold, key)
+    case.deliver()
+    worker.journal.wait_for(f"inside {key}")
+    case.deliver()
+    wait_for(lambda: locks.get(key).parked == 1, what="the copy to be parked")
+
+    why, was_cancelled = locks.why(case.id), locks.cancel(case.id)
+    state = case.result.state
+    worker.journal.add(f"go {key}")
+
+    assert case.result.get(timeout=20) is False, "its lock is not lost"
+    assert (why.state, was_cancelled, state) == ("holds", False, states.STARTED)
+    assert why.sentence.endswith("; a copy of its message waits until it has ended")
+    wait_for(lambda: locks.get(key).idle, what="the end of the copy")
 
 
 def test_a_task_that_is_parked_while_the_workers_are_asked_is_parked(
