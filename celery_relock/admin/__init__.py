@@ -12,6 +12,7 @@ Tasks do not need this module, and workers do not load it.
 from __future__ import annotations
 
 import getpass
+import json
 import os
 import re
 import socket
@@ -245,13 +246,21 @@ class Locks:
         if not found.text:
             return self._cancel_awaited(task_id, found)
         request = _request_of(self.app, found.text)
-        is_out = found.waiter.state == "resumed"
-        if not self._engine.parking.withdraw(found.waiter.execution_id):
+        is_out = found.waiter.sent > 0
+        withdrawn = list(map(self._engine.parking.withdraw, self._copies(found)))
+        if not any(withdrawn):
             return False
         names = [name.removeprefix(LINE) for name in found.waiter.names]
         self._tell("cancel", names, request.name, task_id)
         _revoke(self.app, request, is_out)
         return True
+
+    def _copies(self, found: ParkedMessage) -> list[str]:
+        """The executions of a parked task: each worker has its own of a broadcast."""
+        if not json.loads(found.text).get("receiver"):
+            return [found.waiter.execution_id]
+        waiters = self._look.get(found.name, 1, 1_000_000)[1].waiters
+        return [each.execution_id for each in waiters if each.task_id == found.waiter.task_id]
 
     def _cancel_awaited(self, task_id: str, found: ParkedMessage) -> bool:
         from ..worker.states import show_revoked
@@ -362,8 +371,8 @@ def _request_of(app: Any, text: str) -> Any:
     from ..worker.parking import message_in
 
     message = message_in(app, text)
+    import_tasks(app)
     try:
-        app.loader.import_default_modules()
         task = app.tasks.get(message.headers["task"])
         if task is not None:
             return Request(message, app=app, task=task)

@@ -403,8 +403,8 @@ def _stored(app: Any, task_id: str) -> tuple[str, Any, str]:
         return "", None, ""
     from celery.backends.base import DisabledBackend
 
+    import_tasks(app)  # in a Django project it sets up the backend, too
     try:
-        app.loader.import_default_modules()  # in a Django project it sets up the backend, too
         # It cannot be asked: it has no such method (AttributeError).
         if isinstance(app.backend, DisabledBackend):
             return "", None, ""

@@ -1031,6 +1031,34 @@ def test_a_cancelled_execution_whose_message_is_with_a_worker_already_never_runs
         assert sent.state == states.REVOKED
 
 
+def test_the_workers_are_told_of_a_cancelled_execution_whose_message_they_may_have(
+    worker: Worker, locks: Locks, key: str, held: Any, client: Any
+) -> None:
+    """It was handed out a while ago, and waits in the broker behind others."""
+    parked = held.park(ignore_result=True)
+    (place,) = locks.get(key).waiters
+    at = locks._look.inspection.own_keys.of_lock("w", key)
+    record = json.loads(client.hget(at, place.execution_id))
+    client.hset(at, place.execution_id, json.dumps({**record, "sent": 1, "back": 1}))
+
+    assert locks.cancel(parked)
+
+    worker.wait_for_log(rf"flagged as revoked: {parked}")
+
+
+def test_a_task_is_cancelled_though_a_module_of_its_app_cannot_be_imported(
+    locks: Locks, held: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parked = held.park()
+
+    def fail() -> None:
+        raise ModuleNotFoundError("No module named 'reports'")
+
+    monkeypatch.setattr(locks.app.loader, "import_default_modules", fail)
+    assert locks.cancel(parked)
+    assert locks.why(parked).sentence.startswith(f"the task {parked} has ended: REVOKED")
+
+
 def test_an_execution_of_a_task_that_the_app_does_not_have_is_left_alone(
     worker: Worker, locks: Locks, key: str, held: Any
 ) -> None:

@@ -439,6 +439,8 @@ def test_an_app_of_which_a_module_cannot_be_imported_is_asked_all_the_same(
     app = _other_app(worker, include=["tests.admin.apps.no_such_module"])
     assert f"[{held.id}] has held the lock" in run("why", held.id, app=app).stdout
     assert "Cannot import all task modules" in caplog.text
+    worker.module.app.backend.mark_as_done("a-task-that-ended", "done")
+    assert "has ended: SUCCESS" in run("why", "a-task-that-ended", app=app).stdout
 
 
 def _other_app(worker: Worker, **more: Any) -> Celery:

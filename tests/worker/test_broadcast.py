@@ -7,7 +7,9 @@ from contextlib import suppress
 
 import pytest
 
+from celery_relock.admin import Locks
 from tests.support import new_namespace, wait_for
+from tests.support.parked import held_here, wait_until_parked
 
 
 @pytest.fixture(scope="module")
@@ -24,12 +26,12 @@ def workers(module_worker):
     ]
 
 
-def send(app, task, account):
+def send(app, task, account, **options):
     with app.producer_pool.acquire() as producer:
         # Celery does not: Redis would take the exchange for a direct one.
         queue = app.conf.task_queues[0]
         producer.maybe_declare(queue.exchange)
-        task.apply_async((account,), producer=producer, queue=queue)
+        task.apply_async((account,), producer=producer, queue=queue, **options)
 
 
 def send_copy_for(receiver, app, task, account):
@@ -75,6 +77,19 @@ def sent_to_both(workers, receiver=None, task=None):
 
 def test_each_worker_runs_it_and_one_after_the_other(workers):
     sent_to_both(workers)
+
+
+def test_all_copies_that_are_parked_are_cancelled_together(workers):
+    app, account = workers[0].module.app, uuid.uuid4().hex
+    sent_to_both(workers)  # from now on both listen
+    locks, task_id = Locks(app), uuid.uuid4().hex
+    with held_here(workers[0], f"cache:{account}"):
+        send(app, workers[0].module.clears_the_cache, account, task_id=task_id)
+        wait_until_parked(workers[0], f"cache:{account}", 2)
+        was_cancelled, left = locks.cancel(task_id), locks.get(f"cache:{account}").parked
+    assert (was_cancelled, left) == (True, 0)
+    sent_to_both(workers)
+    assert not cleared(workers, account)
 
 
 def test_the_copy_of_a_dead_worker_runs_in_no_other(workers):
