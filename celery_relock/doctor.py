@@ -10,6 +10,7 @@ changes nothing. `quick` looks at the settings and the servers, for a check that
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -652,8 +653,8 @@ def _parked(
             f"{each.task}[{each.task_id}] for the lock {each.lock!r}",
             "When their turn comes, they are published to a queue that nobody reads. Each of them "
             "holds up the tasks behind it for a minute.",
-            f"Start a worker with -Q {queue}, or cancel them: celery -A APP relock "
-            f"cancel {each.task_id}",
+            f"Start a worker with -Q {shlex.quote(queue)}, or cancel them: celery -A APP relock "
+            f"cancel {shlex.quote(each.task_id)}",
         )
     if often := [each for each in parked if each.sent >= _OFTEN and each.queue not in unserved]:
         first = max(often, key=lambda each: each.sent)
@@ -666,7 +667,7 @@ def _parked(
             "Either the workers cannot publish it (a right that is missing, a message that the "
             "broker finds too large), or their queue has a long backlog.",
             "Look for 'could not be resumed' in the workers' logs. To give it up: "
-            f"celery -A APP relock cancel {first.task_id}",
+            f"celery -A APP relock cancel {shlex.quote(first.task_id)}",
         )
     if of_others:
         yield Finding(

@@ -25,7 +25,9 @@ def plain(text: str) -> str:
 def shown(name: str) -> str:
     """A lock name for people: the order of a lock reads `order of …`."""
     of = name.removeprefix(LINE)
-    return plain(name) if of == name else f"{_ORDER}{plain(of)}"
+    # Beside an escape a backslash is one, too: `typed` has to tell them apart.
+    text = of if of.isprintable() else plain(of.replace("\\", r"\\"))
+    return text if of == name else f"{_ORDER}{text}"
 
 
 def typed(name: str, *, is_pattern: bool = False) -> str:

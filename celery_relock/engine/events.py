@@ -271,8 +271,8 @@ def describe_full(answer: Full) -> str:
         )
     return (
         f"{answer.parked} messages of {answer.size} bytes are parked for all locks together, and "
-        "relock_max_parked_messages and relock_max_parked_bytes allow no more: see celery relock "
-        "stats"
+        "relock_max_parked_messages and relock_max_parked_bytes allow no more: see celery -A APP "
+        "relock stats"
     )
 
 

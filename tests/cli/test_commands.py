@@ -515,7 +515,9 @@ def test_who_was_cancelled_before_redis_went_away_is_told(
     assert list(told["failed"]) == ["second", "third"]
 
 
-@pytest.mark.parametrize("name", ["a\u200cb", "a\xa0b", "\U0001f468\u200d\U0001f469", r"C:\temp"])
+@pytest.mark.parametrize(
+    "name", ["a\u200cb", "a\xa0b", "\U0001f468\u200d\U0001f469", r"C:\temp", "C:\\temp\u200c"]
+)
 def test_what_ls_shows_is_understood(run: Run, redis_url: str, namespace: str, name: str) -> None:
     here = ("--redis", redis_url, "--namespace", namespace)
     lock = Lock(redis_url, name, namespace=namespace)

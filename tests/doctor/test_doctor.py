@@ -555,7 +555,7 @@ def test_parked_executions_whose_queue_nobody_consumes(worker):
     name = uuid.uuid4().hex
     lock = Lock(app.conf.relock_url, f"report:{name}", namespace=worker.namespace)
     with lock:
-        sent = tasks.report.delay(name)
+        sent = tasks.report.apply_async((name,), task_id=f"report of {name}")
         backend = engine_of(app).backend
         wait_for(lambda: backend.inspect(f"report:{name}").waiting == 1)
         assert found(of_workers(app), "parked") == []
@@ -570,6 +570,7 @@ def test_parked_executions_whose_queue_nobody_consumes(worker):
     assert finding.severity == "error"
     assert f"report[{sent.id}]" in finding.what
     assert "-Q reports" in finding.do
+    assert finding.do.endswith(f"relock cancel 'report of {name}'")
     assert sent.get(timeout=20) == 1
 
 
