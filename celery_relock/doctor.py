@@ -482,7 +482,8 @@ class _Workers:
     def ask(cls, app: Any, timeout: float, findings: list[Finding]) -> _Workers | None:
         """Ask all workers. None, and a finding, if they cannot be asked."""
         try:
-            stats = app.control.inspect(timeout=timeout).stats() or {}
+            asks = parking.can_answer(app)
+            stats = (asks and app.control.inspect(timeout=timeout).stats()) or {}
             # Now the number of workers is known, so these calls end without the timeout.
             inspect = app.control.inspect(timeout=timeout, limit=len(stats))
             tasks = (stats and inspect.registered()) or {}

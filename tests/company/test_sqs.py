@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 from uuid import uuid4
 
 import boto3
@@ -25,6 +25,12 @@ _FOR_ONCE = 300.0
 
 
 class _Queue(models.Queue):  # type: ignore[misc]
+    made: ClassVar[list[str]] = []
+
+    def __init__(self, name: str, *rest: Any, **more: Any) -> None:
+        self.made.append(name)
+        super().__init__(name, *rest, **more)
+
     def add_message(self, message: Any) -> None:
         seen = self.__dict__.setdefault("_seen", {})
         if self.fifo_queue and time.monotonic() < seen.get(message.deduplication_id, 0):
@@ -165,6 +171,9 @@ def test_nobody_is_said_to_be_missing_where_no_worker_can_answer(
     wait_until_parked(one, "a")
     app = one.module.app
     assert "no worker that answers" not in Locks(app).why(waits).sentence
+    made = list(_Queue.made)
     assert doctor.examine(app, timeout=0.5).worst != "error"
+    assert Locks(app).why("of-nobody").state == "unknown"
+    assert _Queue.made == made, "none for answers"
     one.journal.add("free a")
     one.journal.wait_for("end", 40, count=2)
