@@ -26,12 +26,13 @@ class Why(Plain):
 
     Attributes:
         task_id: the task's id.
-        state: "holds", it holds its lock; "parked"; "resumed", its message is on its way to a
-            worker; "waits", it waits for the lock in a worker slot; "awaited", it has a place in
-            the order of its lock, and its message has not come; "received", a worker has its
-            message and no free slot; "runs" without holding a lock of its own; "retry", it waits
-            for its retry; "dropped"; "ended"; "lost", it was parked or had begun, and nothing is
-            known of it any more; "unknown".
+        state: "holds", it holds its lock; "parked"; "owed", parked, and its turn has come;
+            "resumed", its message is on its way to a worker; "waits", it waits for the lock in a
+            worker slot; "awaited", it has a place in the order of its lock, and its message has not
+            come; "received", a worker has its message and no free slot; "runs" without holding a
+            lock of its own; "retry", it waits for its retry; "dropped"; "ended"; "lost", it has a
+            state that says that it was parked or had begun, and nothing else is known of it any
+            more; "unknown".
         sentence: the whole answer, for people.
         lock: the name of the lock that it holds or waits for, or that is kept for its retry, of
             several one; "" for none.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..engine.events import OUTRANKED, duration, logger
-from ..engine.inspection import Holder, LockInfo, ParkedMessage, Waiter, work_of
+from ..engine.inspection import PARKED, Holder, LockInfo, ParkedMessage, Waiter, work_of
 from ..engine.protocol import DEBOUNCE, LINE, MARKER
 from ..errors import LockConfigError, RelockError
 from .look import SHOWN, Look, Why, held_for
@@ -22,11 +22,8 @@ _WORKERS = 1.0
 _WAITS_IN_A_WORKER = {"scheduled": " until its ETA", "limited": " for its rate limit"}
 # What a worker told of a task: its own name, in which of its lists it has it, what it knows.
 Told = tuple[str, str, dict[str, Any]]
-# What is to be said of a parked message that no worker of this app can publish.
-_ELSEWHERE = (
-    "; it was parked by another app, or for another broker: only a worker with that broker_url and "
-    "that app name resumes it"
-)
+# What has become of a message whose turn has come.
+_TURNS = {"resumed": "is on its way to a worker", "owed": "has not been published by any process"}
 # Instead of a state: the result backend could not be asked.
 _UNASKED = "UNASKED"
 
@@ -105,12 +102,10 @@ class Question:
             sentence = f"{work} is a burst of calls that began {waits} ago: {_pause_of(lock)}"
             return Why(self.task_id, waiter.state, sentence, found.name, ahead, lock.holders)
         unread = self._without_a_worker(found.text)
-        if waiter.state == "resumed" and unread == _ELSEWHERE:
-            sentence = f"{work} has its turn {_for(waiter.names)} after {waits}"
-        elif waiter.state == "resumed":
+        if waiter.state in _TURNS:
             sentence = (
-                f"{work} has its turn {_for(waiter.names)} after {waits}: its message is on "
-                "its way to a worker"
+                f"{work} has its turn {_for(waiter.names)} after {waits}: "
+                f"its message {_TURNS[waiter.state]}"
             )
             if waiter.sent > 2:
                 often = f"it was handed out {waiter.sent} times"
@@ -133,17 +128,18 @@ class Question:
 
     def _without_a_worker(self, text: str) -> str:
         """What is to be said of a parked message that no worker of this app gets."""
-        from ..worker.parking import can_answer, channel, homes, resume_queue
+        from ..worker.parking import channel, homes, resume_queue
 
-        if self.app is None:
+        if self.app is None or not text:
             return ""
         message = json.loads(text)
         queue, of = message["queue"], message["home"]
         if of not in homes(self.app):
-            return _ELSEWHERE
-        if not queue or not can_answer(self.app):
-            return ""
-        if self.consumed(channel(of, resume_queue(queue))):
+            return (
+                "; it was parked by another app, or for another broker: only a worker with that "
+                "broker_url and that app name resumes it"
+            )
+        if not queue or self.consumed(channel(of, resume_queue(queue))):
             return ""
         told = _asked(self.app, "active_queues")
         if told is None or any(queue == each["name"] for every in told.values() for each in every):
@@ -154,7 +150,7 @@ class Question:
         """`told`: what the result backend said before the workers were asked."""
         work = work_of(str(info.get("name") or ""), self.task_id)
         where = f"the worker {node}"
-        if state in ("parked", "resumed"):
+        if state in PARKED:
             return self._parked_elsewhere(node, state, info)
         if state != "active":
             when = _WAITS_IN_A_WORKER.get(state, ", which has no free slot for it")
@@ -279,10 +275,11 @@ class Question:
                     )
                     return Why(self.task_id, "holds", sentence, lock.name, 0, lock.holders)
             for waiter in lock.waiters:
+                if waiter.task_id == self.task_id and waiter.state in PARKED:
+                    here = ParkedMessage(lock.name, lock.at, waiter, "")
+                    return self._parked_meanwhile() or self._parked(here)
                 if waiter.task_id == self.task_id:
-                    is_parked = waiter.state in ("parked", "resumed")
-                    now = self._parked_meanwhile() if is_parked else None
-                    return now or self._waiting(waiter, lock)
+                    return self._waiting(waiter, lock)
         return None
 
     def _waiting(self, waiter: Waiter, lock: LockInfo) -> Why:
@@ -324,8 +321,9 @@ class Question:
         if not is_other:
             return ""
         if first.state != "awaited":
+            turn = _TURNS.get(first.state)
             return f"{here}, and it is the turn of {first}" + (
-                ", whose message is on its way to a worker" if first.state == "resumed" else ""
+                f", whose message {turn}" if turn else ""
             )
         found = self.look.parked(first.task_id)
         # Its turn came, and with it the next wait: its place in the order stays.

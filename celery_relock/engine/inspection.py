@@ -64,6 +64,10 @@ class Holder(Plain):
         return work_of(self.task, self.task_id) or "an unnamed holder"
 
 
+#: The states of a waiter whose message is in Redis.
+PARKED = ("parked", "owed", "resumed")
+
+
 @dataclass(frozen=True, slots=True)
 class Waiter:
     """An execution in the queue of a lock.
@@ -71,8 +75,9 @@ class Waiter:
     Attributes:
         position: its place in the queue, 1 for the first.
         state: "waiting" in a worker slot, or in another process; "parked", its message is kept in
-            Redis; "resumed", its message is on its way to a worker; "awaited", it has a place
-            in the order of a lock (`lock_order`), and its message has not come, or can come again.
+            Redis; "owed", the same, its turn has come, and no process has published its message;
+            "resumed", its message is on its way to a worker; "awaited", it has a place in the order
+            of a lock (`lock_order`), and its message has not come, or can come again.
         since: when it began to wait, in seconds since the epoch, by the server's clock. In an order
             a call waits from when its message came; one that is awaited, from when it keeps a later
             call waiting that has come, and until then from this moment.

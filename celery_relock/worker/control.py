@@ -84,8 +84,8 @@ def _inspection(backend: Any) -> Inspection | None:
 def _where(ask: Inspection, task_id: str) -> tuple[str, dict[str, Any]] | None:
     """Where a task is, as Celery tells it of a request; None if it is not parked.
 
-    The state is "parked", or "resumed" on the way to a worker. The rest says which lock the task
-    waits for, and how many are ahead there: of several the first; and who holds any of them.
+    The state is that of a `Waiter`. The rest says which lock the task waits for, and how many are
+    ahead there: of several the first; and who holds any of them.
     """
     found = ask.parked(short(task_id))
     if found is None or not found.text:

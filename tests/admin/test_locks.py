@@ -24,6 +24,7 @@ from celery_relock.engine import ids
 from celery_relock.engine.events import label_of
 from celery_relock.engine.protocol import LINE, MARKER, Debounce, ParkRequest
 from celery_relock.errors import LockConfigError, LockUnavailable, RelockError
+from celery_relock.worker.parking import home
 from tests.support import Worker, wait_for
 from tests.support.desk import Desk
 from tests.support.messages import Message
@@ -215,6 +216,32 @@ def test_why_names_the_first_in_the_queue_if_nobody_holds_the_lock(
         "with 1 ahead of it; nobody holds it at this moment, and it is the turn of "
         f"{name}[{first}], whose message is on its way to a worker"
     )
+
+
+def test_whose_message_nobody_has_published_is_not_said_to_be_on_its_way(
+    redis_url: str, namespace: str
+) -> None:
+    """Its broker is another one, or cannot be reached."""
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.update(relock_url=redis_url, relock_namespace=namespace)
+    desk = Desk(redis_url, namespace)
+    try:
+        desk.fence("r1")
+        for run, of in (("r2", "elsewhere"), ("r3", home(app))):
+            told = {"home": of, "queue": "", "headers": {}}
+            desk.park(run, text=json.dumps(told), home=of, label=label_of("pay", f"t-{run}"))
+        desk.release("r1", home=home(app))
+        first, behind = (Locks(app).why(f"t-{run}") for run in ("r2", "r3"))
+    finally:
+        desk.wipe()
+        desk.close()
+        app.close()
+
+    assert (first.state, behind.state) == ("owed", "parked")
+    nobody = "message has not been published by any process"
+    assert first.sentence.startswith("pay[t-r2] has its turn for the lock 'a' after ")
+    assert f": its {nobody}; it was parked by another app" in first.sentence
+    assert behind.sentence.endswith(f"it is the turn of pay[t-r2], whose {nobody}")
 
 
 def test_a_task_that_runs_is_not_parked_though_a_copy_of_its_message_is(

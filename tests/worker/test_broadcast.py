@@ -8,6 +8,7 @@ from contextlib import suppress
 import pytest
 
 from celery_relock.admin import Locks
+from celery_relock.declaration import engine_of
 from tests.support import new_namespace, wait_for
 from tests.support.parked import held_here, wait_until_parked
 
@@ -90,6 +91,22 @@ def test_all_copies_that_are_parked_are_cancelled_together(workers):
     assert (was_cancelled, left) == (True, 0)
     sent_to_both(workers)
     assert not cleared(workers, account)
+
+
+def test_a_copy_is_parked_also_when_the_last_one_has_left(workers):
+    app, account = workers[0].module.app, uuid.uuid4().hex
+    sent_to_both(workers)
+    locks, task_id = Locks(app), uuid.uuid4().hex
+    with held_here(workers[0], f"cache:{account}"):
+        send(app, workers[0].module.clears_the_cache, account, task_id=task_id)
+        wait_until_parked(workers[0], f"cache:{account}", 2)
+        first, last = locks.get(f"cache:{account}").waiters
+        parking = engine_of(app).parking
+        assert parking.withdraw(last.execution_id)
+        why = locks.why(task_id)
+        assert parking.withdraw(first.execution_id)
+    assert (why.state, why.lock) == ("parked", f"cache:{account}")
+    assert f"[{task_id}] is parked: it has waited " in why.sentence
 
 
 def test_the_copy_of_a_dead_worker_runs_in_no_other(workers):

@@ -161,7 +161,8 @@ def _waiter(
     if place.get("line") and (place.get("attempt") == KEPT or place.get("arrived")):
         state = "awaited"
     elif place.get("parked"):
-        state = "resumed" if float(place.get("back") or 0) / 1000 > at else "parked"
+        has_turn = float(place.get("back") or 0) / 1000 > at
+        state = ("owed" if place.get("untold") else "resumed") if has_turn else "parked"
     task, task_id, host, pid = told_by(str(place.get("label", "")))
     since = due = float(ticket) / 1e6
     if name.startswith(LINE):
