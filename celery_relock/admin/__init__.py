@@ -285,8 +285,8 @@ class Locks:
         Asks Redis, then the result backend, then the workers, which have a second to answer: five
         round trips at most. If nobody knows of the task, or it waits for its retry, or its state is
         REVOKED and no worker that answers has it, or a worker that runs it does not know its lock,
-        all locks are searched for it, with at most `SHOWN` holders and waiters of each. So is a
-        step whose workflow is parked.
+        all locks are searched for it, with at most a thousand holders and `SHOWN` waiters of each.
+        So is a step whose workflow is parked.
 
         Args:
             task_id: the task's id.

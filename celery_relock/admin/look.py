@@ -166,7 +166,7 @@ class Look:
         return asks
 
     def find(
-        self, pattern: str, most: int = 1, *, past_cooldowns: bool = False
+        self, pattern: str, holders: int = 1, waiters: int = 1, *, past_cooldowns: bool = False
     ) -> Iterator[LockInfo]:
         """The locks like a pattern, each with so many of its holders and waiters; of a lock whose
         oldest holder cools down with all holders, if one that does not is looked for."""
@@ -177,9 +177,9 @@ class Look:
             locks = self.inspection.survey(new, 1, 1) if new else []
             for key, first in zip(new, locks, strict=True):
                 lock, cools = first, any(each.cooldown for each in first.holders)
-                if most > 1 < max(lock.held, lock.waiting):
+                if holders > 1 < max(lock.held, lock.waiting):
                     # By a script of its own: all waiters of fifty locks keep a server busy.
-                    (lock,) = self.inspection.survey([key], most, most)
+                    (lock,) = self.inspection.survey([key], holders, waiters)
                 elif past_cooldowns and cools and lock.held > 1:
                     (lock,) = self.inspection.survey([key], lock.held, 1)
                 if not lock.idle:

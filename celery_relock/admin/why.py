@@ -22,6 +22,8 @@ _WORKERS = 1.0
 _WAITS_IN_A_WORKER = {"scheduled": " until its ETA", "limited": " for its rate limit"}
 # What a worker told of a task: its own name, in which of its lists it has it, what it knows.
 Told = tuple[str, str, dict[str, Any]]
+# Of a lock, how many holders and waiters to look through; a holder is read faster.
+_SOUGHT = 1000, SHOWN
 # What has become of a message whose turn has come.
 _TURNS = {"resumed": "is on its way to a worker", "owed": "has not been published by any process"}
 # Instead of a state: the result backend could not be asked.
@@ -156,7 +158,7 @@ class Question:
             when = _WAITS_IN_A_WORKER.get(state, ", which has no free slot for it")
             return Why(self.task_id, "received", f"{work} waits in {where}{when}")
         names = _names(self.app, info)
-        locks = [lock for _, lock in self.look.get_all(names, SHOWN, SHOWN)] if names else []
+        locks = [lock for _, lock in self.look.get_all(names, *_SOUGHT)] if names else []
         # It can hold others: of its workflow, or those of a task that this app does not have.
         if (known := self._there(locks) or self._anywhere()) is not None:
             return known
@@ -193,7 +195,7 @@ class Question:
     def _kept(self) -> tuple[LockInfo, Holder] | None:
         """A lock that is kept for the task, and its hold there."""
         with suppress(LockConfigError):  # not all locks may be looked at
-            for lock in self.look.find("*", SHOWN):
+            for lock in self.look.find("*", *_SOUGHT):
                 for holder in () if lock.name.startswith(MARKER) else lock.holders:
                     if holder.kept and holder.task_id == self.task_id:
                         return lock, holder
@@ -219,7 +221,7 @@ class Question:
         or not all locks may be looked at."""
         in_line = None
         try:
-            for lock in self.look.find("*", SHOWN):
+            for lock in self.look.find("*", *_SOUGHT):
                 if lock.name.startswith(MARKER):
                     continue
                 known = self._there((lock,)) or self._of_workflow(lock)

@@ -264,6 +264,16 @@ def test_a_task_that_runs_is_not_parked_though_a_copy_of_its_message_is(
     wait_for(lambda: locks.get(key).idle, what="the end of the copy")
 
 
+def test_a_holder_is_found_behind_hundreds(redis_url: str, namespace: str) -> None:
+    desk, locks = Desk(redis_url, namespace), Locks(redis_url, namespace)
+    for number in range(150):
+        desk.fence(f"h{number}", limit=200, label=label_of("api.call", f"t{number}"))
+    why = locks.why("t149")
+    desk.close()
+
+    assert (why.state, why.lock) == ("holds", "a")
+
+
 def test_a_task_that_is_parked_while_the_workers_are_asked_is_parked(
     locks: Locks, held: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

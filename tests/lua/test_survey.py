@@ -58,7 +58,7 @@ def test_no_script_reads_all_waiters_of_more_than_one_lock(desk, monkeypatch):
         desk.queue(f"waits-{name}", names=(name,))
         desk.queue(f"waits-too-{name}", names=(name,))
 
-    found = {lock.name: len(lock.waiters) for lock in Look(desk.backend).find("*", 100)}
+    found = {lock.name: len(lock.waiters) for lock in Look(desk.backend).find("*", 100, 100)}
 
     assert found == {"a": 2, "b": 2, "c": 0}
     assert asked[1:] == [(1, 100)] * 2
