@@ -84,13 +84,12 @@ class Question:
             f"nothing is known of the task {self.task_id}: it is not parked, "
             + ("in no worker that answers, " if answered else "")
             + (
-                f"and the result backend could not be asked ({type(error).__name__}). It might "
-                "have ended, or wait in the broker, "
+                f"and the result backend could not be asked ({type(error).__name__})"
                 if state == _UNASKED
-                else "and no result of it was found. It might wait in the broker, "
+                else "and no result of it was found"
             )
-            + "or in a worker that does not answer, or was sent elsewhere, or was "
-            + (self._marked() or "never sent")
+            + ". It might have ended, or wait in the broker, or in a worker that does not answer, "
+            + f"or was sent elsewhere, or was {self._marked() or 'never sent'}"
             + ("" if self.app else "; with an app, its result and its workers are asked, too"),
         )
 
@@ -419,24 +418,31 @@ def _stored(app: Any, task_id: str) -> tuple[str, Any, str]:
 def _lost(task_id: str, stored: tuple[str, Any, str], answered: bool) -> Why | None:
     """What is to be said of a task that had to wait, or had begun, if nothing else is known of it
     any more."""
-    from celery.states import STARTED
+    from celery.states import PENDING, STARTED
 
     from ..worker.events import BLOCKED
 
     state, told, work = stored
-    if not isinstance(told, dict):
+    if state in ("", _UNASKED, PENDING):
         return None
-    if state == STARTED:
+    told = told if isinstance(told, dict) else {}
+    if state == STARTED and "hostname" in told:
         return Why(
             task_id,
             "lost",
-            f"{work} has begun in the worker {told.get('hostname')} (pid {told.get('pid')}), and "
+            f"{work} has begun in the worker {told['hostname']} (pid {told.get('pid')}), and "
             "no worker that answers has it any more: it runs in one that does not answer, or was "
             "lost with its process, or its message comes again (acks_late). If it stays so, send "
             "the task again",
         )
-    if state != BLOCKED:
-        return None
+    if state != BLOCKED or "blocked_at" not in told:
+        return Why(
+            task_id,
+            "lost",
+            f"{work} has the state {state}, and no worker that answers has it: its message is in "
+            "the broker, or in a worker that does not answer, or was lost. If it stays so, send "
+            "the task again",
+        )
     lock = str(told.get("lock") or "")
     since = duration(max(time.time() - float(told.get("blocked_at") or 0), 0.0))
     return Why(

@@ -355,6 +355,19 @@ def test_why_says_that_a_task_that_had_begun_is_lost(new_worker: Any) -> None:
     assert "send the task again" in why.sentence
 
 
+@pytest.mark.parametrize("state", ["PROGRESS", states.STARTED])
+def test_a_state_that_a_task_has_stored_itself_is_told(locks: Locks, state: str) -> None:
+    task_id = str(uuid.uuid4())
+    locks.app.backend.store_result(task_id, {"done": 3}, state)
+
+    why = locks.why(task_id)
+
+    assert why.state == "lost"
+    assert why.sentence.startswith(
+        f"the task {task_id} has the state {state}, and no worker that answers has it: "
+    )
+
+
 def test_why_tells_of_each_lock_that_a_task_waits_for(
     worker: Worker, locks: Locks, key: str, held: Any
 ) -> None:
@@ -836,7 +849,7 @@ def test_an_app_without_a_result_backend_has_no_result(
         why = Locks(app).why("a-task")
 
     assert why.state == "unknown"
-    assert "and no result of it was found. It might wait in the broker" in why.sentence
+    assert "and no result of it was found. It might have ended, or wait in the" in why.sentence
     assert "Cannot read the state" not in caplog.text
 
 
