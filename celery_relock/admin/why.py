@@ -100,7 +100,9 @@ class Question:
         ahead = waiter.position - 1
         work = work_of(waiter.task, self.task_id)
         if found.name.startswith(DEBOUNCE):
-            sentence = f"{work} is a burst of calls that began {waits} ago: {_pause_of(lock)}"
+            is_last = waiter.position == lock.waiting
+            pause = _pause_of(lock.holders if is_last else ())
+            sentence = f"{work} is a burst of calls that began {waits} ago: {pause}"
             return Why(self.task_id, waiter.state, sentence, found.name, ahead, lock.holders)
         unread = self._without_a_worker(found.text)
         if waiter.state in _TURNS:
@@ -243,7 +245,7 @@ class Question:
             steps = ""
             with suppress(Exception):  # one that this app cannot read is not its own
                 steps = str(message_in(self.app, found.text).payload) if found else ""
-            if found is not None and self.task_id in steps:
+            if found is not None and f"'task_id': {self.task_id!r}" in steps:
                 waits = replace(self, task_id=waiter.task_id)._parked(found)
                 sentence = f"{self.task_id} is a step of a workflow, whose {waits.sentence}"
                 return replace(waits, task_id=self.task_id, sentence=sentence)
@@ -286,11 +288,12 @@ class Question:
     def _waiting(self, waiter: Waiter, lock: LockInfo) -> Why:
         ahead, waits = waiter.position - 1, duration(lock.at - waiter.since)
         if waiter.state == "awaited":
-            took = duration(lock.at - waiter.due)
+            since = lock.at - waiter.due
             sentence = (
-                f"{waiter} took its place {_for(waiter.names)} {took} ago, "
-                f"{_ahead(waiter, lock.name)}: its message has not come to a worker"
-            )
+                f"{waiter} took its place {_for(waiter.names)} {duration(since)} ago, "
+                if since >= 0
+                else f"{waiter} is due {_for(waiter.names)} {duration(-since)} from now, "
+            ) + f"{_ahead(waiter, lock.name)}: its message has not come to a worker"
             return Why(self.task_id, waiter.state, sentence, lock.name, ahead, lock.holders)
         sentence = (
             f"{waiter} has waited {waits} {_for(waiter.names)} in process {waiter.pid} of "
@@ -383,10 +386,10 @@ def _held_by(lock: LockInfo, what: str) -> str:
     )
 
 
-def _pause_of(lock: LockInfo) -> str:
-    """What a burst of debounced calls waits for."""
-    if lock.holders:
-        left = duration(lock.holders[0].lease_left)
+def _pause_of(pause: Sequence[Holder]) -> str:
+    """What a burst of debounced calls waits for. `pause`: its own one, if that is not over."""
+    if pause:
+        left = duration(pause[0].lease_left)
         return f"it is sent {left} from now if no more calls come (lock_debounce)"
     return (
         "no more calls came, and a worker has to publish its message: a worker whose app has the "
@@ -483,11 +486,11 @@ def _ask_workers(app: Any, task_id: str) -> tuple[Told | None, bool]:
     """The worker that has a task, in which of its lists, and what it knows about the task; and
     whether any worker answered."""
     replies = {} if app is None else _asked(app, "query_task", [task_id]) or {}
-    for node, tasks in replies.items():
-        if isinstance(tasks, dict) and task_id in tasks:
-            state, info = tasks[task_id]
-            return (node, state, info), True
-    return None, bool(replies)
+    all_told = (each for each in replies.items() if isinstance(each[1], dict))
+    found = [(node, *tasks[task_id]) for node, tasks in all_told if task_id in tasks]
+    # Another one can have a copy of the message of a task that runs.
+    found.sort(key=lambda told: told[1] != "active")
+    return next(iter(found), None), bool(replies)
 
 
 def _asked(app: Any, question: str, *args: Any) -> dict[str, Any] | None:

@@ -244,6 +244,21 @@ def test_whose_message_nobody_has_published_is_not_said_to_be_on_its_way(
     assert behind.sentence.endswith(f"it is the turn of pay[t-r2], whose {nobody}")
 
 
+def test_of_several_workers_the_one_that_runs_a_task_is_believed(
+    worker: Worker, locks: Locks, key: str, held: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one can have a copy of its message, which the broker has delivered again."""
+    ask = Inspect.query_task
+
+    def both(self: Inspect, *ids: Any) -> Any:
+        told = ask(self, *ids)
+        (info,) = ([info] for _, info in told[worker.node].values())
+        return {"another@web": {held.id: ["reserved", *info]}, **told}
+
+    monkeypatch.setattr(Inspect, "query_task", both)
+    assert locks.why(held.id).state == "holds"
+
+
 def test_a_task_that_runs_is_not_parked_though_a_copy_of_its_message_is(
     worker: Worker, locks: Locks, key: str
 ) -> None:
@@ -600,6 +615,19 @@ def test_an_ordered_call_whose_message_is_in_the_broker_is_awaited(
     assert locks.cancel(lost.id)
 
 
+def test_of_an_ordered_call_that_is_due_later_it_is_told_when(
+    worker: Worker, locks: Locks, key: str
+) -> None:
+    later = worker.module.in_order.apply_async((key, "call"), queue="of-no-worker", countdown=600)
+
+    why = locks.why(later.id)
+
+    assert why.state == "awaited"
+    due = rf"in_order\[{later.id}\] is due in the order of '{key}' 9m\d\ds from now, first "
+    assert re.search(due, why.sentence)
+    assert locks.cancel(later.id)
+
+
 def test_a_call_that_has_come_and_waits_for_its_lock_is_not_said_to_be_awaited(
     worker: Worker, locks: Locks, key: str, held: Any
 ) -> None:
@@ -776,6 +804,7 @@ def test_each_step_tells_that_its_workflow_is_parked_and_what_to_cancel(
         why = locks.why(step.id)
         assert (why.task_id, why.state, why.lock) == (step.id, "parked", key)
         assert f"celery_relock.enter[{enter.id}] is parked" in why.sentence
+    assert locks.why(key).state == "unknown", "it is an argument of each step"
     assert locks.cancel(enter.id)
 
 
@@ -995,6 +1024,27 @@ def test_a_burst_of_calls_is_told_as_one_and_leaves_nothing_when_it_is_cancelled
     assert locks.cancel(later.id)
     assert later.state == states.REVOKED
     assert locks.get(name).idle
+
+
+def test_the_pause_of_a_later_burst_is_not_that_of_one_that_is_over(
+    worker: Worker, locks: Locks, key: str
+) -> None:
+    """The broker is away, and meanwhile calls come."""
+    backend, name = locks._engine.backend, f"debounce\tmy.task\t{key}"
+    for number, ended in enumerate((True, False)):
+        task_id = f"{key}-{number}"
+        call = Debounce(task_id, None, False, 600.0, 6000.0, task_id, label_of("my.task", task_id))
+        backend.debounce(name, call, ParkRequest("text", "nowhere", ids.short(task_id)))
+        if ended:
+            backend.force_release(name)
+            backend.resume("nowhere", "n", ())
+
+    over, pauses = (locks.why(f"{key}-{number}").sentence for number in range(2))
+
+    assert "no more calls came" in over
+    assert "from now if no more calls come" in pauses
+    for number in range(2):
+        assert locks._engine.parking.withdraw(f"{key}-{number}")
 
 
 def test_a_burst_that_no_worker_takes_says_which_worker_it_needs(
