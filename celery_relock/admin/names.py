@@ -8,8 +8,8 @@ from ..engine.protocol import LINE
 
 # Before the name of a lock: its order (`lock_order`), which is a lock of an internal name.
 _ORDER = "order of "
-# What `plain` writes for what is not printable, and errors for a backslash.
-_ESCAPE = re.compile(r"\\(?:[\\tnr]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})")
+# What `plain` writes for what is not printable, and errors for a backslash or a quote.
+_ESCAPE = re.compile(r"\\(?:[\\'tnr]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})")
 
 
 def plain(text: str) -> str:

@@ -655,6 +655,14 @@ def test_a_name_is_found_as_errors_quote_it(run: Run, redis_url: str, namespace:
         assert lock["name"] == name, "in a pattern a backslash is written twice"
 
 
+def test_a_name_with_both_quotes_is_found_as_errors_quote_it(
+    run: Run, redis_url: str, namespace: str
+) -> None:
+    here, name = ("--redis", redis_url, "--namespace", namespace), 'it\'s "new"'
+    with Lock(redis_url, name, namespace=namespace):
+        assert document(run("show", repr(name)[1:-1], *here, "--json"))["name"] == name
+
+
 def test_a_name_that_is_shortened_in_redis_is_found_by_the_whole_name(
     run: Run, worker: Worker, key: str
 ) -> None:
