@@ -377,11 +377,13 @@ def _converted(query: Mapping[str, Any], shown: str) -> dict[str, Any]:
             except (ValueError, TypeError, ImportError, AttributeError) as error:
                 raise LockConfigError(f"{shown}: {name}={text!r} cannot be used") from error
         else:
-            _refuse_misspelt(name, shown)
+            _refuse_mistaken(name, shown)
     return found
 
 
-def _refuse_misspelt(name: str, shown: str) -> None:
+def _refuse_mistaken(name: str, shown: str) -> None:
+    if name == "ssl":  # ignored, it would connect without TLS
+        raise LockConfigError(f"{shown} has no option ssl: rediss:// asks for TLS")
     from difflib import get_close_matches  # only for those who mistype
 
     close = get_close_matches(name, _IN_URLS, 1, cutoff=0.85)

@@ -336,6 +336,7 @@ def test_a_credential_provider_is_named_as_in_celerys_urls(
         ("redis://:secret@h?socket_timeout=soon", "socket_timeout='soon'"),
         ("redis://:secret@h?socket_timout=1", "Did you mean socket_timeout?"),
         ("redis://:secret@h?scket_timeout=1", "Did you mean socket_timeout?"),
+        ("redis://:secret@h?ssl=true", "rediss:// asks for TLS"),
         ("redis://:secret@h?socket_timeout=-1", "socket_timeout=-1.0 cannot be used"),
         ("redis://:secret@h?socket_timeout=nan", "socket_timeout=nan cannot be used"),
         ("redis://:secret@h?socket_connect_timeout=inf", "socket_connect_timeout=inf cannot"),
