@@ -35,7 +35,7 @@ from ..engine import events, ids
 from ..engine.events import logger
 from ..engine.parking import Sender
 from ..engine.protocol import DEBOUNCE, Message, ParkRequest
-from ..errors import RelockError
+from ..errors import LockConfigError, LockUnavailable, RelockError
 from . import delayed
 from . import events as worker_events
 from .message import HEADER, Header, header_of
@@ -595,7 +595,7 @@ class Outbox(Sender):
         is_burst = message.name.startswith(DEBOUNCE)
         beside = "" if is_burst or not found["queue"] else resume_queue(found["queue"])
         taken = False
-        with suppress(RelockError):  # the queue that it came from is always right
+        with suppress(LockUnavailable, LockConfigError):  # where it came from is always right
             taken = bool(beside) and self._consumed(channel(found["home"], beside))
         try:
             publish(app, message.text, queue=beside if taken else None)

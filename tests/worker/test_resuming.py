@@ -21,7 +21,7 @@ from kombu.exceptions import OperationalError
 from celery_relock import engines
 from celery_relock.engine.parking import Sender
 from celery_relock.engine.protocol import DEBOUNCE, Message
-from celery_relock.errors import LockUnavailable, RelockError
+from celery_relock.errors import LockLost, LockUnavailable, RelockError
 from celery_relock.worker import parking, resuming
 from celery_relock.worker.parking import Outbox, home
 from celery_relock.worker.resuming import TRIP
@@ -777,6 +777,20 @@ def test_a_lock_redis_that_is_away_means_the_queue_that_it_came_from(app_of_two)
     outbox.send(Message("e", "n", parking.parked_text(app_of_two, raw, {})))
     with app_of_two.connection_for_read() as connection:
         assert connection.default_channel._size("q") == 1
+
+
+def test_a_loss_that_strikes_while_the_lock_redis_is_asked_is_for_the_body(app_of_two):
+    """As of `lock_on_lost="raise"`, where a direct call in the body releases its own lock."""
+
+    def consumed(channel):
+        raise LockLost("the body's")
+
+    outbox = Outbox(consumed)
+    outbox.add(app_of_two)
+    headers = {"task": "t"}
+    raw = parking.RawMessage(b"[]", "application/json", "utf-8", headers, {}, "", "q", "q")
+    with pytest.raises(LockLost):
+        outbox.send(Message("e", "n", parking.parked_text(app_of_two, raw, {})))
 
 
 def test_the_message_of_a_burst_goes_to_its_own_queue_as_no_other_copy_of_it_is_kept(app_of_two):
