@@ -154,9 +154,9 @@ class Execution:
 
     def __init__(self, call: BodyCall) -> None:
         self.task, self.declared, self.by, self.body, self.args, self.kwargs = call
-        self.request = request = begin_call(self.task)
-        self.delivery: Delivery | None = getattr(request, DELIVERY, None)
-        self.message = None if request is None or request.is_eager else request
+        self.request: Any = None
+        self.message: Any = None
+        self.delivery: Delivery | None = None
         self.header: Header | None = None
         self.names: tuple[str, ...] = ()
         self.limits: Mapping[str, int] = {}
@@ -165,14 +165,15 @@ class Execution:
         self.make_hold: MakeHold | None = None
 
     def begin(self) -> Header | None:
-        """Read the header of its message, and return it.
+        """Find its message, read the header of that, and return it.
 
         Raises:
             Late: the message is another worker's copy of a broadcast.
         """
-        message = self.message
-        if message is None:
+        self.request, self.delivery = request, _ = begin_call(self.task)
+        if request is None or request.is_eager:
             return None
+        self.message = message = request
         self.header = header = header_of(message)
         exchange = (message.delivery_info or {}).get("exchange")
         was = carried(message) if exchange else None
@@ -218,7 +219,6 @@ class Execution:
         self.names = names = declared.names(arguments)
         self.limits = dict(zip(names, declared.limits(arguments, names), strict=True))
         self.owner = owner(declared.options.owner, self.request, self.task.name)
-        self.unasked = revocation.BEFORE_LINE
         # From the inside out: the locks, the line, the marker.
         locked = self.run_locked
         if header is not None and (header.order or declared.options.order):
@@ -229,11 +229,12 @@ class Execution:
 
     def run_in_order(self, run_body: Body) -> Any:
         """Run the body under its locks, in its turn."""
-        self.unasked = revocation.BEFORE_LOCKS
+        self.unasked = revocation.BEFORE_LINE
         return order.around(self, run_body)
 
     def run_locked(self, run_body: Body) -> Any:
         """Run the body under its locks: re-enter those that a caller holds, acquire the others."""
+        self.unasked = revocation.BEFORE_LOCKS
         if reentrancy.innermost() is None:
             return self._acquire(run_body, self.names, [])
         declared = self.declared

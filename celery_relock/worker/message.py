@@ -69,7 +69,7 @@ def running_request() -> Any | None:
     return None
 
 
-def begin_call(task: Any) -> Any | None:
+def begin_call(task: Any) -> tuple[Any, Delivery] | tuple[None, None]:
     """A task's body begins: mark the request that it begins for, and return it.
 
     The next call, from inside of the body, finds the mark and is a direct call, without a request
@@ -78,29 +78,27 @@ def begin_call(task: Any) -> Any | None:
     it, and nothing else is looked at.
 
     Returns:
-        The request of a message or of `apply()`; None for a direct call.
+        The request of a message or of `apply()`, and its delivery; two None for a direct call.
     """
     found = delivery = None
     for request in reversed(task.request_stack.stack):
         if found is None and request.id:
             found, delivery = request, getattr(request, DELIVERY, None) or Delivery()
             if delivery.begun:
-                return None
-            delivery.begun = True
+                return None, None
         if found is not None and request.id == found.id and not hasattr(request, DELIVERY):
             request.headers = request.headers or {}
             setattr(request, DELIVERY, delivery)
     if found is None or delivery is None:
-        return None
+        return None, None
     if not found.is_eager:
-        try:
-            reentrancy.begin(found.id)  # Celery does not reset contexts between tasks
-            if to_finish.stack:
-                finish()  # nobody has said that those before it are over
-        except BaseException:  # a signal's
-            delivery.begun = False  # so that what waits for this message is cleared away
-            raise
-    return found
+        reentrancy.begin(found.id)  # Celery does not reset contexts between tasks
+        if to_finish.stack:
+            finish()  # nobody has said that those before it are over
+    # Last, without a call behind it: of a message that a signal strikes before, what waits for it
+    # is cleared away as of one whose body was not reached.
+    delivery.begun = True
+    return found, delivery
 
 
 def has_begun(request: Any) -> bool:
