@@ -316,7 +316,9 @@ class Question:
         execution."""
         first = lock.waiters[0] if lock.waiters else waiter
         is_other = first.execution_id != waiter.execution_id
-        here = _held_by(lock, what) if lock.holders else f"nobody holds {what} at this moment"
+        here = f"nobody holds {what} at this moment"
+        if lock.holders:
+            here = _held_by(lock, what) + self._meanwhile(lock)
         # It may be another lock that it has to wait for, while a permit of this one is free.
         if is_other and len(first.names) > 1 and first.state in ("waiting", "parked"):
             return f"{here}, and {first}, which is first, waits {_for(first.names)}"
@@ -334,6 +336,15 @@ class Question:
         if found is not None and found.text:
             return f"{first}, which is first, waits {_for(found.waiter.names)}"
         return f"the message of {first}, which is first, is awaited"
+
+    def _meanwhile(self, lock: LockInfo) -> str:
+        """For which lock the oldest holder waits, in the midst of its body, say; "" for none."""
+        asks, holder = self.look.inspection, lock.holders[0].execution_id
+        for execution_id, name in asks.needed(asks.keys_of(lock.name)[0], holder).items():
+            waiters = self.look.get(name, 1, SHOWN)[1].waiters
+            if any(each.execution_id == execution_id for each in waiters):
+                return f", and waits for {_called(name)} meanwhile"
+        return ""
 
 
 def _called(name: str) -> str:

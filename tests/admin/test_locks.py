@@ -244,6 +244,23 @@ def test_whose_message_nobody_has_published_is_not_said_to_be_on_its_way(
     assert behind.sentence.endswith(f"it is the turn of pay[t-r2], whose {nobody}")
 
 
+def test_a_holder_that_waits_for_another_lock_is_not_said_to_work(
+    worker: Worker, locks: Locks, key: str, held: Any
+) -> None:
+    """Not its lock is to be released, but the other one."""
+    outer = worker.module.takes_inside.delay(key)
+    wait_for(lambda: locks.get(key).waiting == 1, what="the wait in its body")
+    behind = worker.module.behind.delay(key)
+    wait_for(lambda: locks.get(f"outer {key}").parked == 1, what="the one behind")
+    waits = locks.why(behind.id)
+    held.go()
+    for each in (outer, behind):
+        each.get(timeout=20)
+
+    assert f"takes_inside[{outer.id}] has held it for " in waits.sentence
+    assert waits.sentence.endswith(f", and waits for the lock '{key}' meanwhile")
+
+
 def test_of_several_workers_the_one_that_runs_a_task_is_believed(
     worker: Worker, locks: Locks, key: str, held: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

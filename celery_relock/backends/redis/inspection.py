@@ -90,6 +90,12 @@ class Inspection(NamedTuple):
                 return ParkedMessage(as_text(name), at / 1000, waiter, as_text(text))
         return None
 
+    def needed(self, key: str, execution_id: str) -> dict[str, str]:
+        notes = f"{self.own_keys.prefix(bucket_of(key))}s:{execution_id}"
+        (found,) = ask(self.transport.at(notes), ("HGETALL", notes))
+        texts = list(map(as_text, found))
+        return dict(zip(texts[::2], texts[1::2], strict=True))
+
     def messages(self) -> Iterator[list[str]]:
         for bucket in range(self.own_keys.buckets):
             key = self.own_keys.parked(bucket)

@@ -27,6 +27,16 @@ def hold(self, key):
     return self.lock.lost
 
 
+@app.task(base=LockedTask, lock_key="outer {key}")
+def takes_inside(key):
+    take(key)
+
+
+@app.task(base=LockedTask, lock_key="outer {key}")
+def behind(key):
+    journal.add(f"behind {key}")
+
+
 @app.task(base=LockedTask, lock_key=KEY)
 def take(key):
     journal.add(f"took {key}")
