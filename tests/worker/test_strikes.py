@@ -33,7 +33,7 @@ from celery_relock.engine.engine import Engine
 from celery_relock.engine.protocol import KEPT, LINE
 from celery_relock.engine.renewal import keepalive
 from celery_relock.errors import LockUnavailable
-from celery_relock.worker import conflict
+from celery_relock.worker import conflict, execution  # noqa: F401  # its receivers
 from celery_relock.worker.delivery import afterwards, finish
 from celery_relock.worker.message import VERSION
 from celery_relock.worker.parking import CARRIED, Carried, RawMessage
@@ -98,13 +98,14 @@ def make(redis_url: str, namespace: str) -> Iterator[Make]:
         raw = RawMessage(b"[[], {}, {}]", "application/json", "utf-8", headers, {}, "", "celery")
         received = {CARRIED: Carried(raw)}
 
-        def run(name: str, **header: Any) -> Any:
+        def run(name: str, task_id: str = "", **header: Any) -> Any:
             # With an id, as Celery sends each step: the worker of 5.4 fails at one without.
             behind = after.si().set(task_id=uuid.uuid4().hex)
-            request = {"id": name, "hostname": "here", "chain": [behind], "properties": received}
+            own = task_id or name
+            request = {"id": own, "hostname": "here", "chain": [behind], "properties": received}
             if header:
                 request["relock"] = {"v": VERSION, "execution_id": name, **header}
-            return tracer(name, (name,), {}, request)
+            return tracer(own, (name,), {}, request)
 
         return Subject(task, engine_of(task.app), task, run)
 
@@ -256,6 +257,29 @@ def test_wherever_a_time_limit_strikes_what_is_sent_has_the_lock_of_its_workflow
                 without.append(number)
     assert number > 100
     assert len(without) <= 1  # where the receiver itself begins
+
+
+@ends_a_generator
+def test_wherever_a_time_limit_strikes_a_call_leaves_no_place_and_no_marker(make: Make) -> None:
+    subject = make(OPTIONS[3])
+    task, engine = subject.task, subject.engine
+
+    def run_it() -> list[int]:
+        with striking(number, SoftTimeLimitExceeded) as struck:
+            subject.run(name, headers["id"], **headers["relock"])
+        return struck
+
+    number, struck = 0, [0]
+    while struck:  # until a call comes to its end
+        number, name = number + (1 if LONG else 3), uuid.uuid4().hex
+        task.delay(name)
+        headers = next(each for each in sent(task.app) if each["task"] == task.name)
+        assert engine.inspect(LINE + name).waiting == 1
+        struck = Context().run(run_it)
+        wait_for(lambda: not engine.later._calls, what="what is cleared away")
+        assert engine.inspect(LINE + name).waiting == 0, number
+        assert not engine.inspect(marker.name_for(task.name, [name])).holds, number
+    assert number > 100
 
 
 def sent(app: Celery) -> list[dict[str, Any]]:
