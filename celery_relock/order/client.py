@@ -17,7 +17,7 @@ from typing import Any
 from celery.utils import uuid
 
 from ..declaration import Declaration, engine_of
-from ..engine import ids
+from ..engine import events, ids
 from ..engine.crash import journal, kept_for
 from ..engine.events import label_of, logger
 from ..engine.protocol import LINE, Claim, Conflict, PlaceRequest
@@ -54,29 +54,36 @@ class Placer:
         return self._take(self._name, execution_id, options, marker)
 
     def __call__(self, args: Any, kwargs: Any, **options: Any) -> Any:
-        options["task_id"] = task_id = options.get("task_id") or uuid()
+        options["task_id"] = options.get("task_id") or uuid()
         name = self._name or self._name_of(args, kwargs, options)
         if name is None:
             return self._publish(args, kwargs, **options)
-        if not self._execution_id:
-            try:
-                execution_id = options.get(SAYS, {}).get("execution_id") or ids.new_id()
-                self._take(name, execution_id, options)
-            except LockUnavailable as error:
-                if self._is_to_fail(options):
-                    raise
-                of = self._task.name, task_id
-                logger.error("%s[%s] is sent without a place in its order: %s", *of, error)
-        own, place = self._execution_id, [name, 0 if _was_here(name, options) else self._ticket]
-        options[SAYS] = {**options.get(SAYS, {}), ORDER: place, "execution_id": own}
         try:
+            if not self._execution_id:
+                self._take_if_can(name, options)
+            own, place = self._execution_id, [name, 0 if _was_here(name, options) else self._ticket]
+            options[SAYS] = {**options.get(SAYS, {}), ORDER: place, "execution_id": own}
             return self._publish(args, kwargs, **options)
+        except LockUnavailable:
+            raise  # see `_take`
         except BaseException:
-            journal.remove(own)
-            # Not as one that has ended: the message may be out all the same.
-            with suppress(RelockError):
-                end_unexecuted(engine_of(self._declared.app), [LINE + name], own, 0)
+            if own := self._execution_id:
+                journal.remove(own)
+                # Not as one that has ended: the message may be out all the same.
+                with suppress(RelockError):
+                    end_unexecuted(engine_of(self._declared.app), [LINE + name], own, 0)
             raise
+
+    def _take_if_can(self, name: str, options: Mapping[str, Any]) -> None:
+        """Take the place of a call that may be sent without."""
+        try:
+            execution_id = options.get(SAYS, {}).get("execution_id") or ids.new_id()
+            self._take(name, execution_id, options)
+        except LockUnavailable as error:
+            if self._is_to_fail(options):
+                raise
+            of = self._task.name, options["task_id"]
+            logger.error("%s[%s] is sent without a place in its order: %s", *of, error)
 
     def _name_of(self, args: Any, kwargs: Any, options: Mapping[str, Any]) -> str | None:
         """The one lock name of the call; None if it takes no place. Raises LockConfigError."""
@@ -109,7 +116,8 @@ class Placer:
             answer = backend.place(request._replace(marker=marker))
         except BaseException as error:
             journal.remove(execution_id)
-            if isinstance(error, LockUnavailable) and self._is_to_fail(options):
+            is_unheard = isinstance(error, LockUnavailable) and self._is_to_fail(options)
+            if is_unheard or events.is_thrown_in(error):
                 # If only the answer is lost, it has its place all the same.
                 engine.later.add(partial(end_unexecuted, engine, [request.line], execution_id))
             raise

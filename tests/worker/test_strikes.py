@@ -282,6 +282,24 @@ def test_wherever_a_time_limit_strikes_a_call_leaves_no_place_and_no_marker(make
     assert number > 100
 
 
+@ends_a_generator
+def test_wherever_a_time_limit_strikes_who_sends_a_call_that_is_not_sent_has_no_place(
+    make: Make,
+) -> None:
+    subject = make({"lock_order": "sent"})
+    engine = subject.engine
+
+    number, struck = 0, [0]
+    while struck:  # until a call comes to its end
+        number, name = number + 1, uuid.uuid4().hex
+        with striking(number, SoftTimeLimitExceeded) as struck, suppress(SoftTimeLimitExceeded):
+            subject.task.delay(name)
+        is_sent = len(sent(subject.task.app))
+        wait_for(lambda: not engine.later._calls, what="what is cleared away")
+        assert engine.inspect(LINE + name).waiting == is_sent, number
+    assert number > 100
+
+
 def sent(app: Celery) -> list[dict[str, Any]]:
     """The headers of what was sent."""
     with app.connection_for_read() as connection:
