@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 
 from ..errors import LockUnavailable, RelockError
 from .crash import Entry, journal
@@ -88,7 +89,7 @@ class Later:
     def _make_all(self) -> None:
         while self._calls:
             # What has failed comes behind what has not, which may be for another node of a cluster.
-            made = min(self._calls, key=lambda each: each.due)
+            made = min(self._calls, key=attrgetter("due"))
             if made.due > time.monotonic():
                 time.sleep(_AGAIN)
             elif not self._try(made):
