@@ -59,7 +59,8 @@ def _of_verbs(of: ModuleType) -> Iterator[tuple[str, Any]]:
         if not is_fixture and not is_test:
             continue
         function = _function(found)
-        if _asks_for(found) <= known and not _speaks_of_keys(function.__code__, of):
+        asks = _asks_for(found)
+        if asks and asks <= known and not _speaks_of_keys(function.__code__, of):
             known |= {name} if is_fixture else set()
             yield name, found
 

@@ -575,7 +575,5 @@ say("done")
 """
 
 
-def test_a_thread_is_at_work_wherever_a_signal_came_when_it_was_to_begin(
-    redis_url: str, namespace: str
-) -> None:
-    assert programs.run(STRIKES, redis_url, namespace) == ["done"]
+def test_a_thread_is_at_work_wherever_a_signal_came_when_it_was_to_begin(namespace: str) -> None:
+    assert programs.run(STRIKES, "redis://localhost", namespace) == ["done"]

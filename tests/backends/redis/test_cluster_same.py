@@ -28,7 +28,8 @@ from tests.support.cluster import ClusterServers
 from tests.support.long import LONG
 from tests.support.runs import Runs
 
-_FIXTURES = {"runs", "lock", "client", "in_thread", "redis_url", "namespace", "green"}
+_PLACES = {"runs", "lock", "client", "redis_url"}
+_FIXTURES = {*_PLACES, "in_thread", "namespace"}
 _MODULES = (
     test_deadlock,
     test_duplicates,
@@ -48,7 +49,8 @@ for _module in _MODULES:
             continue
         asks = set(inspect.signature(_test).parameters)
         # With both it looks at the keys of one server.
-        if asks <= _FIXTURES - vars(_module).keys() and not asks >= {"client", "namespace"}:
+        may = asks <= _FIXTURES - vars(_module).keys() and not asks >= {"client", "namespace"}
+        if may and asks & _PLACES:
             globals()[_name] = _test
 
 
