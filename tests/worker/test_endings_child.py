@@ -34,11 +34,15 @@ def pool(request, module_worker, redis_server):
     started.close()
 
 
-@pytest.mark.parametrize("ack", ACKS)
+# When a message is acknowledged does not depend on the pool.
+CASES = [
+    (pool, ack) for pool in POOLS for ack in ACKS if WHOLE or pool == "prefork" or ack == "early"
+]
+
+
+@pytest.mark.parametrize(("pool", "ack"), CASES, indirect=["pool"])
 @rows(BODY)
 def test_the_lock_of_a_body_that_ends_is_free_at_once(pool, row, ack, redis_url, client):
-    if ack == "late" and pool.pool != "prefork" and not WHOLE:
-        pytest.skip("when a message is acknowledged does not depend on the pool")
     canvases = ("chain", "chord") if pool.pool == "prefork" else ("chain",)
     groups = [cases(pool, redis_url, row.body, ack, canvases)]
     if pool.pool == "solo":
