@@ -20,12 +20,12 @@ def worker(module_worker):
 
 
 def test_after_a_success_whoever_comes_meets_the_conflict_policy(m, account):
-    assert m.cools.delay(account).get(timeout=20) == "ran"
+    assert m.cools_for_long.delay(account).get(timeout=20) == "ran"
 
-    dropped = m.cools.apply_async((account,), lock_on_conflict="drop").get(timeout=20)
+    dropped = m.cools_for_long.apply_async((account,), lock_on_conflict="drop").get(timeout=20)
     assert is_dropped(dropped)
     assert "cools down for" in dropped["reason"]
-    assert f"after {m.cools.name}[" in dropped["reason"]
+    assert f"after {m.cools_for_long.name}[" in dropped["reason"]
     told = []
 
     def hear(reason, **_):
@@ -34,13 +34,13 @@ def test_after_a_success_whoever_comes_meets_the_conflict_policy(m, account):
     signals.lock_conflict.connect(hear)
     try:
         with pytest.raises(LockConflict, match="cools down"):
-            m.cools.apply((account,), lock_on_conflict="raise").get()
+            m.cools_for_long.apply((account,), lock_on_conflict="raise").get()
     finally:
         signals.lock_conflict.disconnect(hear)
     assert len(told) == 1
     assert "cools down for" in told[0], "an event and a signal say it as well"
     (holder,) = Locks(m.app).get(f"cool:{account}").holders
-    assert (holder.cooldown, holder.kept, holder.task) == (True, False, m.cools.name)
+    assert (holder.cooldown, holder.kept, holder.task) == (True, False, m.cools_for_long.name)
 
 
 def test_a_parked_execution_runs_when_the_cooldown_is_over(worker, m, account):
@@ -62,7 +62,8 @@ def test_after_a_failure_the_lock_is_free(m, account):
 
 def test_nobody_of_the_same_workflow_acquires_either(m, account):
     sent = chain(
-        m.cools.si(account), m.other_of_the_workflow.si(account).set(lock_on_conflict="drop")
+        m.cools_for_long.si(account),
+        m.other_of_the_workflow.si(account).set(lock_on_conflict="drop"),
     ).delay()
 
     assert is_dropped(sent.get(timeout=20))
@@ -91,6 +92,6 @@ def test_a_lock_that_a_workflow_keeps_has_no_cooldown(m, account):
     with pytest.raises(LockConfigError, match="whichever step declares one"):
         declare(never)()
 
-    steps = chain(m.cools.si(account), m.cools.si(account))
+    steps = chain(m.cools_for_long.si(account), m.cools_for_long.si(account))
     assert locked(steps, key=f"cool:{account}").delay().get(timeout=20) == "ran"
-    wait_for(lambda: not Locks(m.app).get(f"cool:{account}").holders, 0.8, "the end of the lock")
+    wait_for(lambda: not Locks(m.app).get(f"cool:{account}").holders, what="the end of the lock")

@@ -75,7 +75,7 @@ def test_a_worker_without_a_free_slot_leaves_it_to_one_that_has_one(start, broke
     for _ in range(8):
         lock, result = parked(worker, uuid.uuid4().hex)
         lock.release()
-        assert result.get(timeout=3) == result.id
+        assert result.get(timeout=TRIP - 0.5) == result.id
     assert host not in {event["host"] for event in worker.journal.events("took")}
     open_gate(worker, gate)
 

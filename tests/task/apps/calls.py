@@ -101,6 +101,11 @@ def cools(account, do=""):
     return "ran"
 
 
+@app.task(base=LockedTask, lock_key="cool:{account}", lock_cooldown=60)
+def cools_for_long(account):
+    return "ran"
+
+
 @app.task(base=LockedTask, lock_key="cool:{account}", lock_reentrant="workflow")
 def other_of_the_workflow(account):
     return "ran"
