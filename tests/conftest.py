@@ -19,6 +19,7 @@ import pytest
 import redis
 from celery import _state
 from celery.result import AsyncResult, ResultSet
+from celery.worker import loops
 
 import celery_relock.workflow.enter  # noqa: F401  # its shared task stays for all modules
 from tests.support import (
@@ -89,6 +90,21 @@ def results_of_groups_are_looked_for_often() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ResultSet, "get", get_soon)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def a_worker_in_a_thread_ends_soon() -> Iterator[None]:
+    """That of Celery's `start_worker` looks each two seconds whether it is to end, and twice."""
+    loop = loops.synloop
+
+    def looks_often(consumer: Any, connection: Any, *more: Any, **options: Any) -> Any:
+        drain = connection.drain_events
+        connection.drain_events = lambda timeout: drain(timeout=min(timeout, 0.05))
+        return loop(consumer, connection, *more, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loops, "synloop", looks_often)
         yield
 
 

@@ -501,7 +501,11 @@ def test_it_counts_until_its_last_retry_ended_though_one_came_before_the_marker_
     monkeypatch,
 ):
     app = Celery(uuid.uuid4().hex, broker="memory://", backend="cache+memory://")
-    app.conf.update(relock_url="memory://", task_default_queue=uuid.uuid4().hex)
+    app.conf.update(
+        relock_url="memory://",
+        task_default_queue=uuid.uuid4().hex,
+        broker_transport_options={"polling_interval": 0.01},  # instead of a second
+    )
     engine, begun = engine_of(app), threading.Event()
 
     def before_start(*_):

@@ -26,7 +26,11 @@ from tests.support.proxy import Proxy
 
 def app_of(**settings):
     app = Celery(f"t{uuid.uuid4().hex}", broker="memory://", backend="cache+memory://")
-    app.conf.update(task_default_queue=f"q{uuid.uuid4().hex}", **settings)
+    app.conf.update(
+        task_default_queue=f"q{uuid.uuid4().hex}",
+        broker_transport_options={"polling_interval": 0.01},  # instead of a second
+        **settings,
+    )
     return app
 
 

@@ -144,7 +144,11 @@ def test_a_step_without_its_workflow_s_lock_waits_for_its_own_and_leaves_nothing
 ) -> None:
     """With `on_unavailable="run"`, as one command, or its answer, did not come through."""
     app = Celery(uuid.uuid4().hex, broker="memory://", backend="cache+memory://")
-    app.conf.update(relock_url="memory://", task_default_queue=uuid.uuid4().hex)
+    app.conf.update(
+        relock_url="memory://",
+        task_default_queue=uuid.uuid4().hex,
+        broker_transport_options={"polling_interval": 0.01},  # instead of a second
+    )
 
     @app.task(base=LockedTask, shared=False, lock_key="own")
     def has_its_own() -> None: ...
