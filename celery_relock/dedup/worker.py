@@ -60,6 +60,7 @@ def around(execution: Execution, locked: Callable[[Body], Any]) -> Any:
         return execution.run_body(make_hold)
 
     def run() -> Any:
+        execution.asks_for_marker()
         there = held.arrive()
         if there is not None:
             return _swallow(call, message, there)

@@ -62,7 +62,12 @@ def around(execution: Execution, body: Body) -> Any:
         # it is known to have one.
         note(message, header._replace(order=(name, 0)))
     held = _HeldLine(execution, engine, header, name)
-    return held.around(lambda: locked(held.ordered(body, held.arrive())))
+
+    def run() -> Any:
+        execution.asks_for_line()
+        return locked(held.ordered(body, held.arrive()))
+
+    return held.around(run)
 
 
 def _telling(body: Body, in_order: bool | None) -> Body:

@@ -39,7 +39,7 @@ from ..engine.hold import Body, Hold, MakeHold, Share
 from ..engine.interrupt import Interruption
 from ..engine.lease import Lease, State
 from ..engine.protocol import Claim
-from ..errors import RelockError
+from ..errors import LockUnavailable, RelockError
 from ..naming.names import Misfit, bind
 from ..order import worker as order
 from ..workflow import steps
@@ -148,7 +148,7 @@ class Execution:
             `header` is the message's.
         names, limits, owner: what this call asks for; limits by name.
         unasked: what Redis can have for it where it has not asked yet: at its locks, its line, its
-            marker. If it ends now, that is in the way of others, and is cleared away.
+            marker, its workflow. If it ends now, that is in the way of others, and is cleared away.
         make_hold: makes what `self.lock` shows; None before there is a hold.
     """
 
@@ -161,7 +161,7 @@ class Execution:
         self.names: tuple[str, ...] = ()
         self.limits: Mapping[str, int] = {}
         self.owner = ""
-        self.unasked = revocation.BEFORE_MARKER
+        self.unasked = revocation.BEFORE_WORKFLOW
         self.make_hold: MakeHold | None = None
 
     def begin(self) -> Header | None:
@@ -204,6 +204,7 @@ class Execution:
 
     def run_named(self) -> Any:
         """Find the locks that the call needs, and run it unless it is a duplicate."""
+        self.unasked = revocation.BEFORE_MARKER
         header = self.header
         if self.declared.rule.off:
             self.unasked = ()
@@ -220,21 +221,23 @@ class Execution:
         self.limits = dict(zip(names, declared.limits(arguments, names), strict=True))
         self.owner = owner(declared.options.owner, self.request, self.task.name)
         # From the inside out: the locks, the line, the marker.
-        locked = self.run_locked
+        locked: Callable[[Body], Any] = self.run_locked
         if header is not None and (header.order or declared.options.order):
-            locked = self.run_in_order
+            locked = partial(order.around, self)
         if header is not None and (header.marker or declared.options.dedup is not None):
             return dedup.around(self, locked)
         return locked(self.run_body)
 
-    def run_in_order(self, run_body: Body) -> Any:
-        """Run the body under its locks, in its turn."""
+    def asks_for_marker(self) -> None:
+        """From now on it ends by itself what it has of its marker."""
         self.unasked = revocation.BEFORE_LINE
-        return order.around(self, run_body)
+
+    def asks_for_line(self) -> None:
+        """From now on it ends by itself what it has of its line."""
+        self.unasked = revocation.BEFORE_LOCKS
 
     def run_locked(self, run_body: Body) -> Any:
         """Run the body under its locks: re-enter those that a caller holds, acquire the others."""
-        self.unasked = revocation.BEFORE_LOCKS
         if reentrancy.innermost() is None:
             return self._acquire(run_body, self.names, [])
         declared = self.declared
@@ -341,9 +344,12 @@ class Execution:
             return
         if self.task.acks_late:
             delivery_of(self.message).over = is_acknowledged(self.task, error)
-        if self.unasked and header_of(self.message).has_leftovers:
-            remember = remember_for(self.task, error)
-            revocation.clear_away(self.task.app, self.message, self.task, self.unasked, remember)
+        if self.unasked and header_of(self.message).has_any_leftovers:
+            of, remember = (self.message, self.task), remember_for(self.task, error)
+            app = self.task.app
+            clear = partial(revocation.clear_away, app, *of, self.unasked, remember)
+            # Not here where Redis cannot be reached.
+            engine_of(app).later.add(clear) if isinstance(error, LockUnavailable) else clear()
 
     def _watched(
         self,

@@ -53,6 +53,8 @@ _WORKFLOW = (steps.clear_away, "the hold left to %s, it ends after its gap")
 BEFORE_LOCKS: Leftovers = (_PARKED, _KEPT)
 BEFORE_LINE: Leftovers = (*BEFORE_LOCKS, _LINE)
 BEFORE_MARKER: Leftovers = (*BEFORE_LINE, _MARKER)
+#: The same, of one that has not acquired the locks of its workflow either.
+BEFORE_WORKFLOW: Leftovers = (*BEFORE_MARKER, _WORKFLOW)
 _ALL: Leftovers = (*BEFORE_MARKER, _COOLDOWN, _WORKFLOW)
 _BUT_PARKED: Leftovers = (_KEPT, _LINE, _MARKER, _COOLDOWN, _WORKFLOW)
 

@@ -39,7 +39,7 @@ from ..errors import LockConfigError, LockConflict, LockLost, RelockError
 from ..options import LockOptions
 from ..worker.conflict import Attempt, obtain, release
 from ..worker.delivery import afterwards, delivery_of, if_any
-from ..worker.ending import end_unexecuted, is_acknowledged, is_requeued, remember_for
+from ..worker.ending import end_unexecuted, is_acknowledged, is_requeued
 from ..worker.events import work_for
 from ..worker.message import (
     CANVASES,
@@ -49,7 +49,7 @@ from ..worker.message import (
     keep_for,
     running_request,
 )
-from ..worker.states import Aside, Dropped, SentAgain, Waits, end_dropped
+from ..worker.states import Dropped, SentAgain, Waits, end_dropped
 
 # -- The stamps ----------------------------------------------------------------------------------
 
@@ -287,12 +287,8 @@ def _acquire_all(task: Any, message: Any) -> None:
         hold = _hold_for(task, message, lock)
         try:
             _acquire(task, hold)
-        except BaseException as error:
+        except BaseException:
             release(hold.engine, hold.lease, ended=False)
-            if isinstance(error, Exception) and not isinstance(error, Aside | SentAgain):
-                # What was kept for it. Not here: perhaps Redis cannot be reached.
-                of = hold.engine, message, remember_for(task, error)
-                hold.engine.later.add(partial(clear_away, *of))
             raise
 
 

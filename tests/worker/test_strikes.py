@@ -33,7 +33,7 @@ from celery_relock.engine.engine import Engine
 from celery_relock.engine.protocol import KEPT, LINE
 from celery_relock.engine.renewal import keepalive
 from celery_relock.errors import LockUnavailable
-from celery_relock.worker import conflict, execution  # noqa: F401  # its receivers
+from celery_relock.worker import bootstep, conflict
 from celery_relock.worker.delivery import afterwards, finish
 from celery_relock.worker.message import VERSION
 from celery_relock.worker.parking import CARRIED, Carried, RawMessage
@@ -297,6 +297,31 @@ def test_wherever_a_time_limit_strikes_who_sends_a_call_that_is_not_sent_has_no_
         is_sent = len(sent(subject.task.app))
         wait_for(lambda: not engine.later._calls, what="what is cleared away")
         assert engine.inspect(LINE + name).waiting == is_sent, number
+    assert number > 100
+
+
+@ends_a_generator
+def test_wherever_a_time_limit_strikes_a_step_the_lock_of_its_workflow_is_free(make: Make) -> None:
+    subject = make({"lock_hold": "workflow"})
+    app, engine = subject.task.app, subject.engine
+    bootstep.prepare(app)
+
+    def run_it() -> list[int]:
+        subject.run(name)
+        (headers,) = sent(app)
+        step = app.tasks[headers["task"]]
+        tracer = build_tracer(step.name, step, app=app)
+        assert engine.inspect(name).holds
+        with striking(number, SoftTimeLimitExceeded) as struck:
+            tracer(headers["id"], (), {}, {**headers, "hostname": "here"})
+        return struck
+
+    number, struck = 0, [0]
+    while struck:  # until a call comes to its end
+        number, name = number + 1, uuid.uuid4().hex
+        struck = Context().run(run_it)
+        wait_for(lambda: not engine.later._calls, what="what is cleared away")
+        assert not engine.inspect(name).holds, number
     assert number > 100
 
 
