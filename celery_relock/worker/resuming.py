@@ -38,6 +38,7 @@ from ..engine import ids
 from ..engine.engine import Engine
 from ..engine.events import logger
 from ..engine.outage import Outage
+from ..engine.platform import start_native_thread
 from ..engine.protocol import Listener, Notice
 from ..errors import LockUnavailable, RelockError
 from .message import HEADER, parse
@@ -123,8 +124,9 @@ class Resumer:
 
     def start(self) -> None:
         """Begin; the first look publishes what an earlier worker left."""
-        for target in (self._live, self._listen):
-            threading.Thread(target=target, name="relock-resumer", daemon=True).start()
+        threading.Thread(target=self._live, name="relock-resumer", daemon=True).start()
+        # Not as a greenlet: for the nodes of a cluster it waits as a thread does.
+        start_native_thread(self._listen)
 
     def stop(self) -> None:
         """End within a second."""

@@ -76,6 +76,23 @@ def test_executions_that_wait_and_executions_that_block_have_their_lock_one_afte
     wait_for(lambda: not in_use(cluster, worker), what="all to be released")
 
 
+def test_a_worker_of_gevent_goes_on_while_it_listens_at_each_node(module_worker, cluster):
+    """Nothing that waits for the nodes keeps its greenlets waiting."""
+    green = module_worker(
+        "tests.worker.apps.clustered",
+        pool="gevent",
+        env={"RELOCK_TEST_LOCKS": cluster.url},
+        namespace=new_namespace(),
+        timeout=20,
+    )
+    with lock_of(green, "account:a"):
+        green.module.waits.delay("a")
+        wait_until_parked(green, "account:a")
+    began = time.monotonic()
+    done(green, 1, timeout=10)
+    print(f"resumed after {time.monotonic() - began:.2f} s")
+
+
 def test_two_locks_that_share_a_hash_tag_are_acquired_together(cluster, worker):
     before = so_far(worker)
     for number in range(24):
