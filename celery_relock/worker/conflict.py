@@ -50,14 +50,21 @@ from ..engine.protocol import (
     Successor,
     lock_names,
 )
-from ..errors import LockConfigError, LockConflict, LockDeadlock, LockUnavailable, RelockError
+from ..errors import (
+    LockConfigError,
+    LockConflict,
+    LockDeadlock,
+    LockLost,
+    LockUnavailable,
+    RelockError,
+)
 from ..naming.callables import called
 from ..options import POLICIES, WAITS, LockOptions
 from . import cooldown
 from .delivery import delivery_of
 from .ending import call_off, is_acknowledged, remember_unlocked, withdraw_later
 from .events import show
-from .message import header_of, moment, note, running_request
+from .message import header_of, inside, moment, note, running_request
 from .parking import park_request, send_again
 from .states import (
     Dropped,
@@ -631,10 +638,12 @@ def release(engine: Engine, lease: Lease, *, ended: bool) -> None:
     asked = lease.state not in (State.NEW, State.RELEASED)
     try:
         engine.release(lease, ended=ended)
-    except SoftTimeLimitExceeded:
-        # The body had its outcome before the limit.
+    except (SoftTimeLimitExceeded, LockLost):
+        # A signal's. The body had its outcome before; one that has called it is to hear of it.
         with suppress(Exception):
             engine.release(lease, ended=ended)
+        if inside.get():
+            raise
     except RelockError as error:
         # What was refused has not acquired.
         again = asked and (held or lease.successor or isinstance(error, LockUnavailable))
