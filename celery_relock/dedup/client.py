@@ -23,7 +23,7 @@ from ..engine.crash import kept_for
 from ..engine.engine import Engine
 from ..engine.events import logger
 from ..engine.protocol import LINE, Claim, Conflict, lock_names
-from ..errors import DuplicateTask, LockUnavailable, RelockError
+from ..errors import DuplicateTask, LockConfigError, LockUnavailable, RelockError
 from ..options import LockOptions
 from ..worker import events as worker_events
 from ..worker.delivery import Delivery
@@ -151,7 +151,7 @@ def _lasts_in_the_queue(call: MarkedCall, keep: float) -> None:
         return
     try:
         marker.extend(call.engine, call.marker.name, call.execution_id, keep)
-    except RelockError as error:
+    except (LockUnavailable, LockConfigError) as error:  # a LockLost is for the body that sends
         logger.warning(
             "%s[%s] is queued, but its dedup marker ends after %.0f s: %s",
             *(call.task.name, call.task_id, marker.SENDING, error),

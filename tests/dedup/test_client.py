@@ -20,7 +20,7 @@ from celery_relock import LockedTask, declaration, is_dropped, signals
 from celery_relock.declaration import engine_of
 from celery_relock.dedup import marker
 from celery_relock.engine.protocol import LINE, Conflict
-from celery_relock.errors import DuplicateTask, LockConfigError, LockUnavailable
+from celery_relock.errors import DuplicateTask, LockConfigError, LockLost, LockUnavailable
 from tests.support import leftovers, wait_for
 from tests.support.parked import engine_here, lock_of, wait_until_parked
 
@@ -670,3 +670,14 @@ def test_a_call_without_a_lock_name_cannot_ask_for_duplicates():
     with pytest.raises(LockConfigError, match=r"lock_dedup='until_done'.*lock_key=False"):
         free.apply_async(lock_dedup="until_done")
     assert free.apply_async(lock_dedup=False).id
+
+
+def test_a_loss_that_strikes_as_the_marker_is_extended_ends_the_body_that_sends(
+    m, account, monkeypatch
+):
+    def strike(*_):
+        raise LockLost("the lock of the body")
+
+    monkeypatch.setattr(marker, "extend", strike)
+    with pytest.raises(LockLost):
+        m.done.delay(account)
