@@ -18,10 +18,6 @@ from celery_relock.engine.platform import Pool, for_with, native_lock
 from tests.support import wait_for
 
 
-def native_threads() -> int:
-    return sum(1 for _ in Path("/proc/self/task").iterdir())
-
-
 class Struck(Exception):
     """What somebody's signal handler raises."""
 
@@ -69,11 +65,18 @@ def test_what_a_signal_handler_raises_leaves_no_lock_locked(strikes: list[bool])
 
 
 def test_the_threads_of_a_pool_end_with_it_also_after_a_call_that_had_it() -> None:
-    before, pool = native_threads(), Pool(2)
-    assert [pool.submit(native_threads).result() > before for _ in range(3)] == [True] * 3
+    pool, both_are_there = Pool(2), threading.Barrier(2)
+
+    def here() -> int:
+        both_are_there.wait(30)
+        return threading.get_native_id()
+
+    threads = {call.result(30) for call in [pool.submit(here), pool.submit(here)]}
+    assert len(threads - {threading.get_native_id()}) == 2
     assert pool.submit(lambda owner: owner is not None, pool).result()
     del pool
-    wait_for(lambda: native_threads() <= before, what="the end of its threads")
+    live = Path("/proc/self/task")
+    wait_for(lambda: not any((live / str(each)).exists() for each in threads), what="their end")
 
 
 def test_a_pool_makes_do_with_the_threads_that_it_could_begin(
