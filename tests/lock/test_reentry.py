@@ -106,6 +106,7 @@ def test_a_shared_lock_goes_from_thread_to_thread_without_being_dropped(lock: Ma
     for thread in threads:
         thread.join(20)
     assert failures == []
+    assert not any(thread.is_alive() for thread in threads)
     assert not one.locked()
 
 
