@@ -7,7 +7,7 @@ import signal
 from typing import Any
 
 from celery.exceptions import Ignore, Reject
-from celery.signals import task_postrun
+from celery.signals import task_failure, task_postrun
 
 from celery_relock import LockedTask
 from tests.support import Journal, make_app
@@ -196,3 +196,9 @@ def retries_and_dies_before_its_result_is_stored(self, account):
 def over(args=(), state=None, **_):
     """At the end of each delivery, also of one whose body did not run."""
     journal.add("over", account=args[0], state=state)
+
+
+@task_failure.connect
+def failed(args=(), **_):
+    """Its state is stored."""
+    journal.add("failed", account=args[0])
