@@ -37,6 +37,9 @@ _engines: WeakValueDictionary[str, Engine] = WeakValueDictionary()
 _by_url: dict[str, Engine] = {}
 _guard = Guard()
 _by_client: WeakKeyDictionary[Any, dict[tuple[Any, ...], Engine]] = WeakKeyDictionary()
+# Those whose function could not connect, by its id: they have the function, to call it again, so it
+# must not have them. They live as long as one of their locks.
+_unmade: WeakValueDictionary[tuple[Any, ...], Engine] = WeakValueDictionary()
 # By namespace. They live as long as the process, because the locks exist nowhere else.
 _in_memory: dict[str, Engine] = {}
 
@@ -121,17 +124,20 @@ def _for_factory(
 ) -> Engine:
     # A bound method is a new object each time it is read.
     of, which = (make.__self__, make.__func__) if isinstance(make, MethodType) else (make, None)
-    found, key = _of(of), (which, namespace, replicas)
-    if key not in found:
+    made, key = _of(of), (which, namespace, replicas)
+    unmade = id(of), *key
+    found = made.get(key) or _unmade.get(unmade)
+    if found is None:
         try:
-            found[key] = _for_client(_called(make), namespace, replicas, loops)
+            found = made[key] = _for_client(_called(make), namespace, replicas, loops)
         except LockUnavailable:
             # An outage is told where each other one is: by what needs the Redis, each time.
             def later() -> Transport:
                 return transport_for_client(_checked(_called(make), loops), replicas)
 
-            found[key] = Engine(LaterBackend(later, namespace, replicas.needed > 0))
-    return found[key]
+            found = Engine(LaterBackend(later, namespace, replicas.needed > 0))
+            _unmade[unmade] = found
+    return found
 
 
 def _called(make: Callable[[], object]) -> object:

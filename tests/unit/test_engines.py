@@ -80,6 +80,24 @@ def test_a_method_that_makes_clients_is_called_once_for_its_object() -> None:
     assert kept() is None
 
 
+def test_functions_that_could_not_connect_leave_nothing() -> None:
+    class Clients:
+        def one(self) -> redis.Redis:
+            raise redis.ConnectionError("no cluster")
+
+    def function() -> redis.Redis:
+        raise redis.ConnectionError("no cluster")
+
+    first, second = Clients(), Clients()
+    kept = [engine_for(each) for each in (function, first.one, second.one)]
+    assert [engine_for(each) for each in (function, first.one, second.one)] == kept
+    assert len(set(kept)) == 3
+    gone = [weakref.ref(each) for each in (*kept, function, first, second)]
+    del kept, function, first, second
+    gc.collect()
+    assert [each() for each in gone] == [None] * 6
+
+
 @pytest.mark.parametrize("place", ["redis://:s3cret@h", redis.Redis(host="h", password="s3cret")])
 def test_no_password_stands_in_the_module(place: object) -> None:
     engine = engine_for(place)
