@@ -253,12 +253,12 @@ class Lock(NamedLock["Client"]):
     def _with(self, grip: ThreadGrip, wait: float | None, block: bool) -> Held | Conflict | None:
         """What this thread's grip says of another acquire, if that need not be asked for."""
         lease = grip.lease
-        if lease.state is State.ASKED:
+        if lease.state is State.ASKED and self._own_grip() is grip:
             self.release()  # a failed release has left it in our own way
             return None
         if self._for_any_thread and grip.holder is not threading.current_thread():
             return None
-        if lease.state is State.HELD and grip.of_another:
+        if lease.may_hold and grip.of_another:
             return self._of_another(lease, wait)
         if self._is_passed_on(grip, block):
             return None

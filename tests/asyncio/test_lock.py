@@ -10,7 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar, copy_context
 from functools import partial
 from pathlib import Path
@@ -638,6 +638,35 @@ def test_a_coroutine_cannot_use_what_another_holds_through_a_lock_of_threads(
         await asyncio.create_task(ended(anybody))
 
     run(hand_over())
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_what_a_coroutine_lost_or_could_not_release_is_still_in_the_way_of_the_others(
+    redis_server: RedisServer, namespace: str, is_lost: bool
+) -> None:
+    async def second() -> None:
+        assert one.acquire(blocking=False) is False
+        with pytest.raises(LockNeverFree, match=r"another coroutine.*celery_relock\.asyncio"):
+            one.acquire()
+
+    async def main() -> None:
+        one.acquire()
+        if is_lost:
+            keepalive.found(one._lease, held=False)
+        else:
+            proxy.refuse()
+            with pytest.raises(LockUnavailable):
+                one.release()
+        await asyncio.create_task(second())
+        proxy.accept()
+        with pytest.raises(LockNotOwned) if is_lost else nullcontext():
+            one.release()
+        assert one.acquire(blocking=False)
+        one.release()
+
+    with Proxy(redis_server.port) as proxy:
+        one = celery_relock.Lock(proxy.url, "a", namespace=namespace)
+        run(main())
 
 
 def test_another_thread_waits_for_what_a_coroutine_holds_for_any_thread(
