@@ -196,7 +196,6 @@ class Lock(NamedLock["Client"]):
         outer = self._outer()
         if outer is not None and outer.backend is self._engine.backend:
             self._still_ours(outer)
-            outer.rely()
             self.local.acquired(caller, Grip(outer, caller, borrowed=True))
             outer.tell("reentered")
             return Held(outer.fences, outer.reentered)
@@ -249,7 +248,7 @@ class Lock(NamedLock["Client"]):
             return
         if grip.borrowed:
             self.local.released(caller, grip)
-            lease.rely(-1)
+            lease.rely(grip, False)
             self._still_has(grip)
             return  # the outer hold goes on
         try:

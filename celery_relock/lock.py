@@ -132,7 +132,7 @@ class Lock(NamedLock["Client"]):
             return
         if grip.borrowed:
             self.local.released(threading.current_thread(), grip)  # the outer hold goes on
-            grip.lease.rely(-1)
+            grip.lease.rely(grip, False)
             self._still_has(grip)
             return
         try:
@@ -201,7 +201,6 @@ class Lock(NamedLock["Client"]):
         outer = self._outer()
         if outer is not None and outer.backend is self._engine.backend:
             self._still_ours(outer)
-            outer.rely()
             self.local.acquired(threading.current_thread(), ThreadGrip(outer, borrowed=True))
             outer.tell("reentered")
             return Held(outer.fences, outer.reentered)

@@ -100,7 +100,9 @@ class Grip:
         self.depth = 1
         self.by = None if by is None else weakref.ref(by)
         self.borrowed = borrowed
-        if not borrowed:
+        if borrowed:
+            lease.rely(self)
+        else:
             lease.holder = weakref.ref(self)
 
     @property

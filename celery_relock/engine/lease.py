@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
+from weakref import ref
 
 from ..errors import LockConfigError, LockUnavailable, RelockError
 from . import platform
@@ -86,7 +87,7 @@ class Lease:
         thread: the id of the thread that alone can re-enter it; None for all in its context.
         work: the task that the lock is for, None outside of tasks.
         of_workflow: it is a part of a workflow lock.
-        reliers: how many calls on its call stack have re-entered it, and rely on it.
+        reliers: who has re-entered it on its call stack and relies on it, while they live.
         successor: the execution that the hold is left to, instead of being released.
         waits_since: when the execution first had to wait in this process; 0 if it did not.
         put_off_since: the same for one whose message was sent again, in seconds since the epoch.
@@ -125,7 +126,7 @@ class Lease:
         self.lost_by = ""
         self.thread: int | None = None
         self.successor: Successor | None = None
-        self.reliers = 0
+        self.reliers: tuple[ref[object], ...] = ()
         self._bell: threading.Lock | None = None  # few leases ever wait
         # The tokens of a grant whose message was faster than the answer "wait".
         self._granted_early: tuple[int, ...] = ()
@@ -193,10 +194,11 @@ class Lease:
             self.claim = claim._replace(names=of(claim.names), limits=of(claim.limits))
             self.fences, self.reentered = of(self.fences), of(self.reentered)
 
-    def rely(self, more: int = 1) -> None:
-        """One more call on its call stack has re-entered it, or with -1 one less."""
+    def rely(self, who: object, on: bool = True) -> None:
+        """Somebody has re-entered it on its call stack, or does not rely on it any more."""
         with _guard.lock:
-            self.reliers += more
+            others = tuple([each for each in self.reliers if each() not in (None, who)])
+            self.reliers = (*others, ref(who)) if on else others
 
     def resize(self, length: float) -> None:
         """Its leases are so many seconds long from now on."""
@@ -211,7 +213,8 @@ class Lease:
         """
         with _guard.lock:
             of = self.claim
-            if self.reliers and of.limits != (SHARED,) * len(of.names):
+            relied_on = any(each() is not None for each in self.reliers)
+            if relied_on and of.limits != (SHARED,) * len(of.names):
                 names = ", ".join(map(repr, of.names))
                 raise LockConfigError(
                     f"the lock {names} cannot be downgraded here, as a call inside of its holder "

@@ -11,8 +11,8 @@ tasks, so a lease that has been released no longer counts, wherever it was left 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
+from contextlib import ContextDecorator
 from contextvars import ContextVar
 
 from ..errors import LockLost
@@ -81,16 +81,19 @@ def covering(backend: Backend, names: Sequence[str], limits: Sequence[int]) -> d
     return found
 
 
-@contextmanager
-def relying(leases: Collection[Lease]) -> Iterator[None]:
-    """Something has re-entered these leases: meanwhile they are not downgraded."""
-    for lease in leases:
-        lease.rely()
-    try:
-        yield
-    finally:
-        for lease in leases:
-            lease.rely(-1)
+class Relying(ContextDecorator):
+    """Around what has re-entered these leases: meanwhile they are not downgraded."""
+
+    def __init__(self, leases: Collection[Lease]) -> None:
+        self._leases = leases
+
+    def __enter__(self) -> None:
+        for lease in self._leases:
+            lease.rely(self)
+
+    def __exit__(self, *_: object) -> None:
+        for lease in self._leases:
+            lease.rely(self, False)
 
 
 def sharing(name: str) -> Lease | None:

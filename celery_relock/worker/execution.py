@@ -244,7 +244,7 @@ class Execution:
         limits = [*self.limits.values()]
         outer = reentrancy.covering(engine_of(declared.app).backend, self.names, limits)
         shares = [Share(name, lease, lease.fence_of(name), True) for name, lease in outer.items()]
-        run_body = reentrancy.relying(outer.values())(run_body)
+        run_body = reentrancy.Relying(outer.values())(run_body)
         for share in shares if declared.options.on_lost == "raise" else ():
             outer_hold = partial(Hold, share.lease.claim.owner, [share])
             run_body = _interrupted(run_body, share.lease, outer_hold)

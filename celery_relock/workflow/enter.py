@@ -181,14 +181,14 @@ def held(app: Any, spec: Mapping[str, Any]) -> Iterator[None]:
     options = _options(app, spec)
     engine, outer, names = _missing(app, spec, options)
     if not names:
-        with reentrancy.relying(outer.values()):
+        with reentrancy.Relying(outer.values()):
             yield
         return
     lease = _lease(engine, names, options, None)
     try:
         if obtain(Attempt(app.tasks[ENTER], engine, lease, options, None)) is not None:
             reentrancy.push(lease)
-        with reentrancy.relying(outer.values()):
+        with reentrancy.Relying(outer.values()):
             yield
     finally:
         reentrancy.pop(lease)

@@ -274,6 +274,26 @@ def test_it_re_enters_wherever_the_body_goes_on_with_the_context_of_the_task(
     assert not lock().locked()
 
 
+def test_who_re_entered_and_is_gone_without_a_release_relies_on_nothing_any_more(
+    task: Callable[..., Any], lock: MakeLock, redis_url: str, namespace: str
+) -> None:
+    async def acquire() -> None:
+        await CoroutineLock(redis_url, "a", namespace=namespace).acquire()
+
+    def body(self: Any) -> bool:
+        one = lock(redis_url)
+        one.acquire()
+        asyncio.run(acquire())
+        with pytest.raises(LockConfigError, match="a call inside of its holder has re-entered it"):
+            self.lock.downgrade()
+        del one
+        gc.collect()
+        self.lock.downgrade()
+        return lock(mode="shared").acquire(blocking=False)
+
+    assert task(body, bind=True)
+
+
 def test_what_goes_on_there_when_the_body_has_ended_is_told_that_the_lock_is_gone(
     task: Callable[..., Any], lock: MakeLock
 ) -> None:
