@@ -194,11 +194,8 @@ class Lock(NamedLock["Client"]):
         if grip is not None and (again := await self._with(grip, caller, block)) is not None:
             return again
         outer = self._outer()
-        if outer is not None and outer.backend is self._engine.backend:
-            self._still_ours(outer)
-            self.local.acquired(caller, Grip(outer, caller, borrowed=True))
-            outer.tell("reentered")
-            return Held(outer.fences, outer.reentered)
+        if (borrowed := self._borrow(caller, outer)) is not None:
+            return borrowed
         task: Any = None if isinstance(caller, threading.Thread) else caller
         lease = TaskLease(self._claim(token, outer, wait), self._engine, task)
         self._set_up(lease)
@@ -206,7 +203,7 @@ class Lock(NamedLock["Client"]):
             answer = await engine.acquire(lease, wait)
             if isinstance(answer, Held):
                 reentrancy.push(lease)
-                self.local.acquired(caller, Grip(lease, caller))
+                self._acquired(caller, lease)
                 return answer
         except GeneratorExit:
             raise
@@ -227,30 +224,19 @@ class Lock(NamedLock["Client"]):
 
     async def _with(self, grip: Grip, caller: object, block: bool) -> Held | None:
         """What a caller's grip says of another acquire, if that need not be asked for."""
-        lease = grip.lease
-        if lease.state is State.ASKED:
+        if grip.lease.state is State.ASKED:
             await self._release(caller)  # a failed release has left it in our own way
             return None
-        if self._for_any_thread and grip.holder is not caller:
-            return None
-        if self._is_passed_on(grip, block):
-            return None
-        return self._re_enter(grip)
+        return self._re_enter(caller, grip, block)
 
     async def _release(self, caller: object) -> None:
         caller = _for(caller)
         grip = self._grip_of(caller)
         if grip is None:
             raise self._not_taken("released")
-        lease = grip.lease
-        if grip.depth > 1:
-            grip.depth -= 1
+        if self._let_go(caller, grip):
             return
-        if grip.borrowed:
-            self.local.released(caller, grip)
-            lease.rely(grip, False)
-            self._still_has(grip)
-            return  # the outer hold goes on
+        lease = grip.lease
         try:
             # Before the command is sent: another task can acquire the lock before this continues.
             self.local.released(caller, grip)

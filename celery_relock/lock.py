@@ -46,9 +46,9 @@ class ThreadGrip(Grip):
 
     __slots__ = ("_thread",)
 
-    def __init__(self, lease: Lease, borrowed: bool = False) -> None:
+    def __init__(self, lease: Lease, by: threading.Thread, borrowed: bool = False) -> None:
         super().__init__(lease, platform.coroutine(), borrowed)
-        self._thread = weakref.ref(threading.current_thread())
+        self._thread = weakref.ref(by)
 
     @property
     def holder(self) -> threading.Thread | None:
@@ -58,7 +58,8 @@ class ThreadGrip(Grip):
     def of_another(self) -> bool:
         """Whether another coroutine of this thread acquired the lock, and has not ended."""
         task = None if self.by is None else self.by()
-        return task is not None and not task.done() and task is not platform.coroutine()
+        others = task is not None and not task.done() and task is not platform.coroutine()
+        return others and self.holder is threading.current_thread()
 
 
 class _Own:
@@ -115,6 +116,7 @@ class Lock(NamedLock["Client"]):
 
     _who = "this thread"
     _own = _Own
+    _grip_type = ThreadGrip
 
     def acquire(
         self,
@@ -126,23 +128,17 @@ class Lock(NamedLock["Client"]):
         return isinstance(self._take(self._wait(blocking, blocking_timeout), token), Held)
 
     def release(self) -> None:
-        grip = self._grip("released")
-        if grip.depth > 1:
-            grip.depth -= 1
-            return
-        if grip.borrowed:
-            self.local.released(threading.current_thread(), grip)  # the outer hold goes on
-            grip.lease.rely(grip, False)
-            self._still_has(grip)
+        caller, grip = threading.current_thread(), self._grip("released")
+        if self._let_go(caller, grip):
             return
         try:
             # Before the command is sent: with thread_local=False another thread may acquire the
             # lock before this call returns.
-            self.local.released(threading.current_thread(), grip)
+            self.local.released(caller, grip)
             reentrancy.pop(grip.lease)
             kept = self._engine.release(grip.lease)
         except BaseException:
-            self.local.not_released(threading.current_thread(), grip)
+            self.local.not_released(caller, grip)
             raise
         if not kept:
             raise self._not_owned("was lost before it was released")
@@ -195,22 +191,19 @@ class Lock(NamedLock["Client"]):
             raise
 
     def _take(self, wait: float | None, token: Token, *, block: bool = False) -> Answer:
-        grip = self._thread_grip()
+        caller, grip = threading.current_thread(), self._thread_grip()
         if grip is not None and (found := self._with(grip, wait, block)) is not None:
             return found
         outer = self._outer()
-        if outer is not None and outer.backend is self._engine.backend:
-            self._still_ours(outer)
-            self.local.acquired(threading.current_thread(), ThreadGrip(outer, borrowed=True))
-            outer.tell("reentered")
-            return Held(outer.fences, outer.reentered)
+        if (borrowed := self._borrow(caller, outer)) is not None:
+            return borrowed
         lease = self._engine.lease(self._claim(token, outer, wait))
         self._set_up(lease)
         try:
             answer = self._engine.acquire(lease, wait)
             if isinstance(answer, Held):
                 reentrancy.push(lease)
-                self.local.acquired(threading.current_thread(), ThreadGrip(lease))
+                self._acquired(caller, lease)
                 return answer
         except BaseException:
             # A signal's exception can strike on any line above.
@@ -255,13 +248,9 @@ class Lock(NamedLock["Client"]):
         if lease.state is State.ASKED and self._own_grip() is grip:
             self.release()  # a failed release has left it in our own way
             return None
-        if self._for_any_thread and grip.holder is not threading.current_thread():
-            return None
         if lease.may_hold and grip.of_another:
             return self._of_another(lease, wait)
-        if self._is_passed_on(grip, block):
-            return None
-        return self._re_enter(grip)
+        return self._re_enter(threading.current_thread(), grip, block)
 
     def _of_another(self, lease: Lease, wait: float | None) -> Conflict:
         """The conflict: another coroutine of this thread holds the lock through this object."""

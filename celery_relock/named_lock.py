@@ -173,6 +173,8 @@ class NamedLock(Generic[Client]):
     _loops = False
     #: Makes what each caller has by itself, as `Shared`.
     _own: Callable[[], Any]
+    #: What it is that a caller has.
+    _grip_type: type[Grip] = Grip
 
     @without_locals
     def __init__(
@@ -385,16 +387,42 @@ class NamedLock(Generic[Client]):
             return False
         return grip.lease.state is State.HELD and not (block and reentrancy.has(grip.lease))
 
-    def _re_enter(self, grip: Grip) -> Held | None:
-        """Once more what the caller has already, if that is a hold."""
+    def _re_enter(self, caller: object, grip: Grip, block: bool) -> Held | None:
+        """Once more what the caller has already, if that is a hold of its own."""
         lease = grip.lease
-        if lease.state not in (State.HELD, State.LOST):
+        if self._for_any_thread and grip.holder is not caller:
+            return None
+        if self._is_passed_on(grip, block) or lease.state not in (State.HELD, State.LOST):
             return None
         self._still_ours(lease, ". Call release() before you acquire it again")
         if self._limit != SHARED and lease.shares(self.name):
             return None  # it was downgraded: the acquire that follows reports the deadlock
         grip.depth += 1
         return Held(lease.fences, lease.reentered)
+
+    def _borrow(self, caller: object, outer: Lease | None) -> Held | None:
+        """Re-enter what an outer holder has. None: that has another client, so Redis is asked."""
+        if outer is None or outer.backend is not self._engine.backend:
+            return None
+        self._still_ours(outer)
+        self._acquired(caller, outer, borrowed=True)
+        outer.tell("reentered")
+        return Held(outer.fences, outer.reentered)
+
+    def _acquired(self, caller: object, lease: Lease, borrowed: bool = False) -> None:
+        self.local.acquired(caller, self._grip_type(lease, caller, borrowed))
+
+    def _let_go(self, caller: object, grip: Grip) -> bool:
+        """Release what was only re-entered. False if Redis has to be told, of the last release."""
+        if grip.depth > 1:
+            grip.depth -= 1
+        elif grip.borrowed:
+            self.local.released(caller, grip)
+            grip.lease.rely(grip, False)
+            self._still_has(grip)
+        else:
+            return False
+        return True
 
     def _outer(self) -> Lease | None:
         """What the task that runs here has of the lock, through this client or another."""
