@@ -11,7 +11,7 @@ from operator import attrgetter
 from ..errors import LockUnavailable, RelockError
 from .crash import Entry, journal
 from .events import logger
-from .platform import anew_in_a_child, native_lock
+from .platform import Solo, anew_in_a_child
 
 # How soon a backend that could not be reached is asked again, in seconds; and how many calls are
 # kept for that moment. What they would have freed ends by itself, only later.
@@ -43,8 +43,7 @@ class Later:
     def _reset(self) -> None:
         # The parent's thread makes the calls that a forked child has copies of.
         self._calls: list[_Owed] = []
-        # Held by the thread that makes them: no signal can leave it held without one.
-        self._running = native_lock()
+        self._thread = Solo(self._make_all, lambda: self._calls, _begin)
 
     def try_now(self, call: Callable[[], object], entry: Entry | None = None) -> None:
         """Make a call, or as soon as the backend can be asked; `entry` as for `add`."""
@@ -71,20 +70,10 @@ class Later:
             self._calls.append(_Owed(call, entry))
         else:
             logger.warning("too much has failed without Redis: not all of it is made up for")
-        if self._running.locked():
-            return
         try:
-            threading.Thread(target=self._run, name="relock-later", daemon=True).start()
+            self._thread.start()
         except RuntimeError as error:  # no thread to spare: the next call tries again
             logger.warning("what failed without Redis is not made up for yet: %s", error)
-
-    def _run(self) -> None:
-        # Again: a call may be added after the last look, while this thread still counts.
-        while self._calls and self._running.acquire(blocking=False):
-            try:
-                self._make_all()
-            finally:
-                self._running.release()
 
     def _make_all(self) -> None:
         while self._calls:
@@ -112,6 +101,10 @@ class Later:
         if made.entry is not None:
             journal.remove(_key(made.entry))
         return False
+
+
+def _begin(target: Callable[[], None]) -> None:
+    threading.Thread(target=target, name="relock-later", daemon=True).start()
 
 
 def _key(entry: Entry) -> str:

@@ -110,7 +110,7 @@ class Lease:
         self.backend = backend
         self.waiter_lease = min(claim.lease, WAITER_LEASE)
         self.on_lost: tuple[Callable[[], None], ...] = ()
-        self.open_inbox = None if inbox is None or inbox.started else inbox.start
+        self.open_inbox = None if inbox is None or inbox.thread.on else inbox.start
         self.state = State.NEW
         self.fences: tuple[int, ...] = ()
         self.reentered: tuple[bool, ...] = ()

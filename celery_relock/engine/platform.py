@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from weakref import WeakSet, finalize
@@ -188,6 +189,54 @@ class Guard:
         return bool(self._lock._is_owned())
 
 
+class Solo:
+    """A thread of which there is at most one. A forked child needs an object of its own.
+
+    Args:
+        work: what the thread does.
+        more: whether there is more to do when that has ended, also by an exception.
+        begin: starts a thread.
+
+    Attributes:
+        on: whether the thread is there, or about to be.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[], object],
+        more: Callable[[], object] = lambda: False,
+        begin: Callable[[Callable[[], None]], None] = start_native_thread,
+    ) -> None:
+        self._work, self._more, self._begin = work, more, begin
+        self.on = False
+        self._alone = native_lock()
+
+    def start(self) -> None:
+        """Start the thread, if it is not there. Raises what `begin` does."""
+        if self.on:
+            return
+        try:
+            self.on = True
+            self._begin(self._run)
+        except BaseException:
+            # A signal's, perhaps, and the thread has begun: then the next one ends at once.
+            self.on = False
+            raise
+
+    def _run(self) -> None:
+        if not self._alone.acquire(blocking=False):
+            return
+        try:
+            self._work()
+        finally:
+            self._alone.release()
+            self.on = False
+            # Added after the last look, by somebody who still saw the thread.
+            if self._more():
+                with suppress(RuntimeError):  # no thread to spare: the next start tries again
+                    self.start()
+
+
 _Calls: TypeAlias = "queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]"
 
 
@@ -293,29 +342,13 @@ class SideThread:
     def _reset(self) -> None:
         # Should one call never return, the calls after it must not fill the memory.
         self._calls: deque[Callable[[], None]] = deque(maxlen=100_000)
-        self._busy = False
+        self._thread = Solo(self._make_all, lambda: self._calls)
 
     def __call__(self, call: Callable[[], None]) -> None:
         self._calls.append(call)
-        self._start()
+        with suppress(RuntimeError):  # no thread to spare: the next call tries again
+            self._thread.start()
 
-    def _start(self) -> None:
-        if self._calls and not self._busy:
-            self._busy = True
-            try:
-                start_native_thread(self._work)
-            except RuntimeError:
-                self._busy = False  # no thread to spare: the next call tries again
-
-    def _work(self) -> None:
-        try:
-            while True:
-                try:
-                    call = self._calls.popleft()
-                except IndexError:
-                    return
-                call()
-        finally:
-            self._busy = False
-            # Appended after the last look, by somebody who still saw a busy thread.
-            self._start()
+    def _make_all(self) -> None:
+        while self._calls:
+            self._calls.popleft()()

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 from .events import logger, wanted
 from .lease import LONG, Lease, State
 from .outage import Outage, Say
-from .platform import SideThread, anew_in_a_child, clock, native_lock, start_native_thread
+from .platform import SideThread, Solo, anew_in_a_child, clock, native_lock
 from .protocol import Backend, Held, Notice, Queued, Renewal
 
 # How early a lease may be renewed to share a call with another lease.
@@ -43,8 +43,7 @@ class KeepAlive:
     def _reset(self) -> None:
         # In a forked child: the parent's leases are not ours, and its thread did not come along.
         self._leases: dict[tuple[str, str], Lease] = {}
-        self._running = False
-        self._alone = native_lock()
+        self._thread = Solo(self._live, lambda: self._leases)
         self._wake_at = 0.0
         self._used = False
         self._outages: WeakKeyDictionary[Backend, dict[_Batch, Outage]] = WeakKeyDictionary()
@@ -56,8 +55,8 @@ class KeepAlive:
         sooner."""
         self._leases[lease.claim.execution_id, lease.claim.attempt_id] = lease
         self._used = True
-        if not self._running:
-            self._start()
+        if not self._thread.on:
+            self._thread.start()
         if lease.next_look < self._wake_at or lease.unclaimed:
             self._ring()
 
@@ -106,32 +105,15 @@ class KeepAlive:
         with suppress(RuntimeError):  # it rings already
             self._bell.release()
 
-    def _start(self) -> None:
-        try:
-            self._running = True
-            start_native_thread(self._live)
-        except BaseException:
-            # A signal's, perhaps, and the thread has begun: then the next one ends at once.
-            self._running = False
-            raise
-
     def _live(self) -> None:
         """The thread. Only the end of the process ends it: no error does, and no exception that
         somebody throws in from outside, which may even land in the handler of another exception."""
-        if not self._alone.acquire(blocking=False):
-            return
-        try:
-            while True:
-                try:
-                    self._wait(self._pass())
-                except BaseException as error:  # noqa: BLE001 - whatever it is, leases go on
-                    _aside(partial(logger.error, "Renewal failed and goes on", exc_info=error))
-                    self._bell.acquire(timeout=0.1)
-        finally:
-            self._alone.release()
-            self._running = False
-            if self._leases:
-                self._start()
+        while True:
+            try:
+                self._wait(self._pass())
+            except BaseException as error:  # noqa: BLE001 - whatever it is, leases go on
+                _aside(partial(logger.error, "Renewal failed and goes on", exc_info=error))
+                self._bell.acquire(timeout=0.1)
 
     def _wait(self, until: float) -> None:
         self._wake_at = until

@@ -16,7 +16,7 @@ from functools import partial
 from ..errors import LockConfigError
 from . import ids
 from .events import logger
-from .platform import anew_in_a_child, native_lock, start_native_thread
+from .platform import Solo, anew_in_a_child
 from .protocol import Backend, Listener
 from .renewal import keepalive
 
@@ -30,13 +30,11 @@ class Listening:
     Attributes:
         tried: whether it has heard, or a first try to has failed.
         rings: each is called when it has been tried.
-        thread: held by the one that listens.
     """
 
     def __init__(self) -> None:
         self.hears = self.tried = self._refused = False
         self.rings: set[Callable[[], None]] = set()
-        self.thread = native_lock()
         self._pause = 0.1
 
     def _set_tried(self) -> None:
@@ -68,8 +66,8 @@ class Inbox:
 
     Attributes:
         name: to which messages for this process are sent.
-        started: whether a thread listens, or is about to.
-        listening: whether it does.
+        thread: listens, once it has begun.
+        listening: whether it hears.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -79,21 +77,13 @@ class Inbox:
     def _reset(self) -> None:
         # The parent's thread did not come along, and what is sent to the parent is not a child's.
         self.name = ids.new_attempt_id()
-        self.started = False
         self.listening = Listening()
+        of = self._backend, self.name, self.listening
+        self.thread = Solo(partial(_listen, weakref.ref(self), *of))
 
     def start(self) -> None:
         """Begin to listen, without waiting for the subscription."""
-        if self.started:
-            return
-        of = self._backend, self.name, self.listening
-        try:
-            self.started = True
-            start_native_thread(partial(_listen, weakref.ref(self), *of))
-        except BaseException:
-            # A signal's, perhaps, and the thread has begun: then the next one ends at once.
-            self.started = False
-            raise
+        self.thread.start()
 
     @contextmanager
     def opening(self, ring: Callable[[], None]) -> Iterator[Callable[[], bool]]:
@@ -119,8 +109,6 @@ def _listen(ref: weakref.ref[Inbox], backend: Backend, name: str, listening: Lis
     def wanted() -> bool:
         return ref() is not None
 
-    if not listening.thread.acquire(blocking=False):
-        return
     listener = Listener(connected, partial(keepalive.hear, backend), wanted)
     try:
         while wanted():
@@ -131,6 +119,3 @@ def _listen(ref: weakref.ref[Inbox], backend: Backend, name: str, listening: Lis
     finally:
         # An exception from outside ended it, perhaps: the next waiter starts another thread.
         listening.hears = False
-        listening.thread.release()
-        if (inbox := ref()) is not None:
-            inbox.started = False

@@ -532,6 +532,7 @@ from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace as Some
 from celery_relock.engine import wakeup
+from celery_relock.engine.platform import Solo
 from celery_relock.engine.renewal import KeepAlive
 from tests.support.strikes import Stop, at_the_next_line, strike
 
@@ -568,9 +569,9 @@ def disturb(of, make, do):
             say("nobody is at work after line", max(seen))
     assert before >= 2
 
-for of, make in ((KeepAlive._start, Keeper), (wakeup.Inbox.start, Inbox)):
-    disturb(of, make, lambda made: strike())
-    disturb(of, make, lambda made: made.begin())
+for make in (Keeper, Inbox):
+    disturb(Solo.start, make, lambda made: strike())
+    disturb(Solo.start, make, lambda made: made.begin())
 say("done")
 """
 

@@ -122,7 +122,7 @@ def test_a_call_for_which_no_thread_was_left_is_made_with_the_next(
     assert not made
     later.add(partial(made.append, "second"))
     wait_for(lambda: made == ["first", "second"])
-    wait_for(lambda: not later._running.locked())
+    wait_for(lambda: not later._thread.on)
     later.add(partial(made.append, "third"))
     wait_for(lambda: made[2:] == ["third"])
 

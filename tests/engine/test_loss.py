@@ -143,7 +143,7 @@ def test_a_process_that_begins_to_listen_learns_of_what_was_forced_before(
     untouched.renews = renews
     untouched.due = lease.due if renews else math.inf
     other.engine.backend.force_release("a")
-    assert not process.engine.inbox.started, "nobody told the holder"
+    assert not process.engine.inbox.thread.on, "nobody told the holder"
     acquired = untouched.renewed
     wait_for(lambda: lease.lost, what="the news, as soon as the process listens")
     wait_for(lambda: "lost" in kinds(told), what="the news")
