@@ -260,8 +260,10 @@ class Lock(NamedLock["Client"]):
                 "release it while this one waits: use celery_relock.asyncio.Lock",
                 name=self.name,
             )
-        of = lease.claim
-        return Conflict(self.name, lease.remaining, lease.fences[0], of.owner, of.label, 0)
+        claim = lease.claim
+        return Conflict(
+            self.name, lease.remaining, lease.fences[0], claim.owner, claim.label, waiting=0
+        )
 
     def _grip(self, verb: str) -> ThreadGrip:
         if (grip := self._own_grip()) is not None:

@@ -200,10 +200,10 @@ class Engine:
             LockConfigError: the lock has several permits, or others have re-entered it.
             LockUnavailable: the server could not be told, or has done it unheard: ask again.
         """
-        of = lease.claim
+        claim = lease.claim
         # Before the command is sent: nobody here relies on being alone when others come in.
         before = lease.share()
-        done = self.backend.downgrade(of.names, of.execution_id, of.attempt_id)
+        done = self.backend.downgrade(claim.names, claim.execution_id, claim.attempt_id)
         if done.joined:
             raise lease.joined(done, before)
         found = keepalive.found(lease, done.held and not lease.lost)
@@ -268,12 +268,20 @@ class Engine:
         lease.again(ids.new_attempt_id())
 
     def _release(self, lease: Lease, ended: EndedAs, remember: float) -> bool:
-        of, homes, to = lease.claim, self.parking.sender.homes, lease.successor
-        waited = lease.waits_since > 0
-        mine = of.names, of.execution_id, of.attempt_id
-        back = self.backend.release(Release(*mine, ended, remember, homes, to, waited))
+        claim = lease.claim
+        request = Release(
+            claim.names,
+            claim.execution_id,
+            claim.attempt_id,
+            ended,
+            remember,
+            homes=self.parking.sender.homes,
+            successor=lease.successor,
+            waited=lease.waits_since > 0,
+        )
+        back = self.backend.release(request)
         if journal.on:
-            journal.remove(of.attempt_id)
+            journal.remove(claim.attempt_id)
         if back.messages:
             self.parking.publish(back.messages)
         return back.had
@@ -319,7 +327,8 @@ def acquiring(lease: Lease, wait: float | None, listening: bool) -> _Steps[Outco
                 yield Step.DROP, 0.0
                 if wait is None:
                     raise lease.too_late()
-                return Conflict(lease.claim.names[0], 0.0, 0, "", "", 0)
+                # With nobody in the way, as `describe_conflict` tells.
+                return Conflict(lease.claim.names[0], 0.0, fence=0, owner="", label="", waiting=0)
         elif isinstance(answer, Queued):
             queue = left > 0  # asked without a wait, the answer names who is in the way
         elif isinstance(answer, Ended | Deadlocked) or left <= 0:

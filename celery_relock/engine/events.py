@@ -159,8 +159,16 @@ def tell_passed(call: Passed) -> None:
         f"passed over after {duration(call.waited)}: its message has not come, and calls that were "
         "sent after it wait (lock_order_gap)"
     )
-    of, work = ((call.line.removeprefix(LINE),), call.execution_id, ""), Work(None, task, task_id)
-    tell(LockEvent("passed", *of, reason=reason, work=work, waited=call.waited))
+    event = LockEvent(
+        "passed",
+        (call.line.removeprefix(LINE),),
+        call.execution_id,
+        owner="",
+        reason=reason,
+        work=Work(None, task, task_id),
+        waited=call.waited,
+    )
+    tell(event)
 
 
 def sentence(event: LockEvent) -> str:
@@ -182,8 +190,8 @@ def sentence(event: LockEvent) -> str:
 def _facts(event: LockEvent) -> dict[str, object]:
     facts = event._asdict()
     work, execution = facts.pop("work") or NO_TASK, facts.pop("execution_id")
-    of = facts.pop("kind"), facts.pop("names"), work.name, work.id
-    return extra(*of, execution=execution, **facts)
+    kind, names = facts.pop("kind"), facts.pop("names")
+    return extra(kind, names, work.name, work.id, execution=execution, **facts)
 
 
 def extra(

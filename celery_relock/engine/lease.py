@@ -212,23 +212,23 @@ class Lease:
             LockConfigError: a lock has several permits, or a call on its call stack relies on it.
         """
         with _guard.lock:
-            of = self.claim
+            claim = self.claim
             relied_on = any(each() is not None for each in self.reliers)
-            if relied_on and of.limits != (SHARED,) * len(of.names):
-                names = ", ".join(map(repr, of.names))
+            if relied_on and claim.limits != (SHARED,) * len(claim.names):
+                names = ", ".join(map(repr, claim.names))
                 raise LockConfigError(
                     f"the lock {names} cannot be downgraded here, as a call inside of its holder "
                     "has re-entered it and relies on it: downgrade it when that call has returned",
-                    name=of.names[0],
+                    name=claim.names[0],
                 )
-            if any(limit > 1 for limit in of.limits):
+            if any(limit > 1 for limit in claim.limits):
                 raise LockConfigError(
-                    f"the lock {of.names[0]!r} cannot be downgraded, as it has several permits "
+                    f"the lock {claim.names[0]!r} cannot be downgraded, as it has several permits "
                     "(lock_limit)",
-                    name=of.names[0],
+                    name=claim.names[0],
                 )
-            self.claim = of._replace(limits=(SHARED,) * len(of.names))
-            return of.limits
+            self.claim = claim._replace(limits=(SHARED,) * len(claim.names))
+            return claim.limits
 
     def joined(self, done: Downgraded, limits: tuple[int, ...]) -> RelockError:
         """The lock was not downgraded, as others have re-entered it."""
@@ -461,11 +461,11 @@ class Lease:
 
     def too_late(self) -> LockUnavailable:
         """The server grants the claim, and each answer comes when the lease has run out."""
-        of = self.claim
+        name = self.claim.names[0]
         return LockUnavailable(
-            f"Cannot acquire lock {of.names[0]!r}: each answer of Redis took longer than the lease "
-            f"of {of.lease:g} s (lock_ttl)",
-            name=of.names[0],
+            f"Cannot acquire lock {name!r}: each answer of Redis took longer than the lease of "
+            f"{self.claim.lease:g} s (lock_ttl)",
+            name=name,
         )
 
     def extensions(self, sent: float, length: float) -> tuple[list[Renewal], float | None]:
@@ -478,18 +478,37 @@ class Lease:
 
     def entry(self) -> Entry:
         """What the journal notes of the lease."""
-        of, work = self.claim, self.work or NO_TASK
-        told = of.owner, work.name, work.id
-        return Entry(self.backend.id, of.execution_id, of.attempt_id, of.names, *told)
+        claim, work = self.claim, self.work or NO_TASK
+        return Entry(
+            backend=self.backend.id,
+            execution_id=claim.execution_id,
+            attempt_id=claim.attempt_id,
+            names=claim.names,
+            owner=claim.owner,
+            task_name=work.name,
+            task_id=work.id,
+        )
 
     def tell(self, kind: str, reason: str = "", since: float = 0.0, policy: str = "") -> None:
         """Tell the subscribers what happened to the lease."""
-        if wanted(kind):
-            of, fence = self.claim, max(self.fences, default=0)
-            reentered = bool(self.reentered) and all(self.reentered)
-            told = of.names, of.execution_id, of.owner, fence, reason, since, self.work
-            how = self.waited, self._held(), reentered, policy, self.of_workflow
-            tell(LockEvent(kind, *told, *how))
+        if not wanted(kind):
+            return
+        event = LockEvent(
+            kind,
+            self.claim.names,
+            self.claim.execution_id,
+            self.claim.owner,
+            fence=max(self.fences, default=0),
+            reason=reason,
+            since=since,
+            work=self.work,
+            waited=self.waited,
+            held=self._held(),
+            reentered=bool(self.reentered) and all(self.reentered),
+            policy=policy,
+            of_workflow=self.of_workflow,
+        )
+        tell(event)
 
     @property
     def waited(self) -> float:

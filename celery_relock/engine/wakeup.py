@@ -78,8 +78,8 @@ class Inbox:
         # The parent's thread did not come along, and what is sent to the parent is not a child's.
         self.name = ids.new_attempt_id()
         self.listening = Listening()
-        of = self._backend, self.name, self.listening
-        self.thread = Solo(partial(_listen, weakref.ref(self), *of))
+        listen = partial(_listen, weakref.ref(self), self._backend, self.name, self.listening)
+        self.thread = Solo(listen)
 
     def start(self) -> None:
         """Begin to listen, without waiting for the subscription."""
