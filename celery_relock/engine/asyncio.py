@@ -80,8 +80,8 @@ class TaskLease(Lease):
         self.unwanted = True
         engine = self._engine
         with suppress(RuntimeError):  # no thread to spare: its lease ends it
-            calls = engine.calls(self.claim.names)
-            calls.submit(engine.later.try_now, partial(engine.release, self))
+            pool = engine.pool_for(self.claim.names)
+            pool.submit(engine.later.try_now, partial(engine.release, self))
 
     def tell_release(self, before: State, *, lost: bool, had: bool) -> bool:
         # Nobody was told that it was acquired.
@@ -131,26 +131,26 @@ class AsyncEngine:
         result: Answer | None = None
         while True:
             try:
-                step, number = steps.send(result)
+                step, seconds = steps.send(result)
             except StopIteration as end:
                 outcome: Outcome = end.value
                 return outcome
             if step is Step.DOZE:
-                await lease.doze(number, lambda: lease.state is not State.WAITING)
+                await lease.doze(seconds, lambda: lease.state is not State.WAITING)
             elif step is Step.SLEEP:
-                await asyncio.sleep(number)
+                await asyncio.sleep(seconds)
             elif step is Step.LISTEN:
                 with engine.inbox.opening(lease.ring) as tried:
-                    await lease.doze(min(number, OPENING), tried)
+                    await lease.doze(min(seconds, OPENING), tried)
             else:
-                result = await self._do(lease, step, number)
+                result = await self._do(lease, step, seconds)
 
-    async def _do(self, lease: TaskLease, step: Step, number: float) -> Answer | None:
-        """As `Engine.call`. Cancelled before a thread is free, nothing is sent."""
+    async def _do(self, lease: TaskLease, step: Step, seconds: float) -> Answer | None:
+        """As `Engine.do`. Cancelled before a thread is free, nothing is sent."""
         # Here, not in the thread: who is cancelled while that begins has asked.
         is_first = lease.switch(State.ASKED, State.NEW)
         undo = partial(lease.switch, State.NEW, State.ASKED) if is_first else None
-        ask = partial(self._engine.call, lease, step, number)
+        ask = partial(self._engine.do, lease, step, seconds)
         work, done = self._begin("acquire", ask, undo)
         try:
             return await done
@@ -223,7 +223,7 @@ class AsyncEngine:
         """Let a thread make a call. `undo` is called if the thread makes none."""
         done = asyncio.get_running_loop().create_future()
         in_turn = partial(self._in_turn, time.monotonic(), verb, call, undo)
-        work = self._engine.calls((self._name,)).submit(copy_context().run, in_turn)
+        work = self._engine.pool_for((self._name,)).submit(copy_context().run, in_turn)
         # Not `wrap_future`, which logs an error if the loop is closed by then.
         work.add_done_callback(partial(_tell, done))
         # Else asyncio logs the error of a release that nobody waits for any more.

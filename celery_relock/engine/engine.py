@@ -60,10 +60,113 @@ _A = TypeVar("_A", bound="Answer | ParkAnswer")
 _T = TypeVar("_T")
 
 
+class Step(enum.Enum):
+    """What an engine does next for who acquires, and for how many seconds."""
+
+    ASK = "ask the backend"  #: a place in the queue lives for so long; 0 does not queue
+    ASK_AGAIN = "ask the backend, as the lease is granted already"
+    DOZE = "wait for a ring, for so long at the most"
+    SLEEP = "wait for so long"
+    LISTEN = "open the inbox, and wait for it for so long at the most"
+    DROP = "release what the attempt has on the server, and make another attempt"
+
+
+_Steps: TypeAlias = Generator[tuple[Step, float], Any, _T]
+
+
+def acquiring(lease: Lease, wait: float | None, listening: bool) -> _Steps[Outcome]:
+    """The decisions of `Engine.acquire`: yields each step, and takes the backend's answer to it.
+
+    Here nothing is sent and nobody waits: that is done by who drives it, for a thread or for a
+    coroutine.
+    """
+    until = math.inf if wait is None else clock() + wait
+    queue = (wait is None or wait > 0) and listening
+    late = 0
+    yield from _anew(lease)
+    while True:
+        answer: Answer = yield Step.ASK, lease.waiter_lease if queue else 0.0
+        if isinstance(answer, Queued):
+            answer = yield from _waiting(lease, answer, until)
+        held = lease.state is State.HELD and clock() < lease.deadline
+        if isinstance(answer, Held) and held:
+            lease.tell("acquired")
+            return answer
+        left = until - clock()
+        if isinstance(answer, Held):
+            # The lease ran out before the answer came. Asked again, it begins anew.
+            late += 1
+            if left <= 0 or (wait is None and late == TRIES):
+                yield Step.DROP, 0.0
+                if wait is None:
+                    raise lease.too_late()
+                # With nobody in the way, as `describe_conflict` tells.
+                return Conflict(lease.claim.names[0], 0.0, fence=0, owner="", label="", waiting=0)
+        elif isinstance(answer, Queued):
+            queue = left > 0  # asked without a wait, the answer names who is in the way
+        elif isinstance(answer, Ended | Deadlocked) or left <= 0:
+            return answer
+        elif isinstance(answer, OtherAttempt):
+            # The other attempt renews, ends or lapses without a message to us: look now and then.
+            yield Step.SLEEP, min(max(answer.remaining, 0.05), lease.waiter_lease / 3, left)
+        else:
+            yield Step.LISTEN, left
+            lease.open_inbox = None  # else each grant would wake the keep-alive for it
+            queue = True
+
+
+def _anew(lease: Lease) -> _Steps[None]:
+    """A command of the attempt before had no answer, or was sent twice: what that does later must
+    not be done for this one."""
+    if lease.state is State.ASKED:
+        lease.repeated = True
+        yield Step.DROP, 0.0
+
+
+def _waiting(lease: Lease, place: Queued, until: float) -> _Steps[Held | Queued]:
+    """Wait for the grant. Queued: the wait is over, or the place was lost; nothing is held."""
+    if not lease.waits_since:
+        lease.waits_since = lease.renewed
+        lease.tell("waiting", f"{place.rank} ahead")
+    while lease.state is State.WAITING:
+        left = until - clock()
+        if left <= 0 and lease.switch(State.ASKED, State.WAITING):
+            break
+        # In slices: a missed ring delays by one heartbeat and hangs nobody.
+        yield Step.DOZE, min(left, lease.waiter_lease / 3)
+    if lease.state is State.HELD and not lease.lost and (yield from _confirming(lease)):
+        return Held(lease.fences, lease.reentered)
+    yield Step.DROP, 0.0
+    return place
+
+
+def _confirming(lease: Lease) -> _Steps[bool]:
+    """Ask for what the message of a grant does not say, where that matters. Every other grant is
+    confirmed by its first renewal."""
+    claim, sent = lease.claim, clock()
+    plain = not (claim.by_owner or claim.ancestors or lease.backend.replicated)
+    # The server granted a whole lease, but this side counts from its last heartbeat.
+    if plain and lease.renews and lease.remaining > claim.lease / 3:
+        return True
+    # Sent again, the command tells the permit that was joined at each lock, and renews the lease.
+    # Until it is answered, a copy may still come, and acquire the lock for nobody.
+    before, lease.repeated = lease.repeated, True
+    answer: Answer = yield Step.ASK_AGAIN, 0.0
+    if not isinstance(answer, Held):
+        return False
+    lease.repeated = before or answer.repeated
+    lease.fences, lease.reentered = answer.fences, answer.reentered
+    return lease.renew(answer.sent or sent, claim.lease)
+
+
 class Engine:
     """Locks over one backend. A process has one engine for each backend, also after a fork.
 
     Attributes:
+        backend: where its locks live.
+        parking: resumes what is parked there, and withdraws it.
+        later: makes up for what has failed without the backend.
+        inbox: hears from the backend.
         remember: for how many seconds an execution that has ended is remembered (a tombstone in the
             backend), so that a late copy of its message is told that there is nothing to do.
         most_parked: how many messages, of how many bytes, may be parked at all locks together.
@@ -91,7 +194,7 @@ class Engine:
         self.remember = self.parking.remember = remember
         self.most_parked = most_parked
 
-    def calls(self, names: Sequence[str]) -> platform.Pool:
+    def pool_for(self, names: Sequence[str]) -> platform.Pool:
         """The threads that make the calls of coroutines for these locks (see `engine.asyncio`).
         Each server has its own: who waits for one that hangs holds up no others."""
         route = self.backend.route(names)
@@ -116,27 +219,27 @@ class Engine:
         result: Answer | None = None
         while True:
             try:
-                step, number = steps.send(result)
+                step, seconds = steps.send(result)
             except StopIteration as end:
                 outcome: Outcome = end.value
                 return outcome
             if step is Step.DOZE:
-                lease.sleep(number, lambda: lease.state is not State.WAITING)
+                lease.sleep(seconds, lambda: lease.state is not State.WAITING)
             elif step is Step.SLEEP:
-                time.sleep(number)
+                time.sleep(seconds)
             elif step is Step.LISTEN:
                 with self.inbox.opening(lease.ring) as tried:
-                    lease.sleep(min(number, OPENING), tried)
+                    lease.sleep(min(seconds, OPENING), tried)
             else:
-                result = self.call(lease, step, number)
+                result = self.do(lease, step, seconds)
 
-    def call(self, lease: Lease, step: Step, number: float) -> Answer | None:
-        """Do one of the steps for which the backend is called."""
+    def do(self, lease: Lease, step: Step, seconds: float) -> Answer | None:
+        """Take one of the steps for which the backend is asked."""
         if step is Step.DROP:
             self._drop(lease)
             return None
-        ask = partial(self.backend.acquire, lease.claim, number, self.inbox.name)
-        return ask() if step is Step.ASK_AGAIN else self._ask(lease, ask, queue=number > 0)
+        ask = partial(self.backend.acquire, lease.claim, seconds, self.inbox.name)
+        return ask() if step is Step.ASK_AGAIN else self._ask(lease, ask, queue=seconds > 0)
 
     def release(
         self, lease: Lease, *, ended: bool = False, given_up: tuple[State, bool] | None = None
@@ -285,102 +388,3 @@ class Engine:
         if back.messages:
             self.parking.publish(back.messages)
         return back.had
-
-
-class Step(enum.Enum):
-    """What an engine does next for who acquires, with a number."""
-
-    ASK = "ask the backend"  #: for so many seconds in the queue; 0 does not queue
-    ASK_AGAIN = "ask the backend, as the lease is granted already"
-    DOZE = "wait for a ring, for so many seconds at the most"
-    SLEEP = "wait for so many seconds"
-    LISTEN = "open the inbox, and wait for it for so many seconds at the most"
-    DROP = "release what the attempt has on the server, and make another attempt"
-
-
-_Steps: TypeAlias = Generator[tuple[Step, float], Any, _T]
-
-
-def acquiring(lease: Lease, wait: float | None, listening: bool) -> _Steps[Outcome]:
-    """The decisions of `Engine.acquire`: yields each step, and takes the backend's answer to it.
-
-    Here nothing is sent and nobody waits: that is done by who drives it, for a thread or for a
-    coroutine.
-    """
-    until = math.inf if wait is None else clock() + wait
-    queue = (wait is None or wait > 0) and listening
-    late = 0
-    yield from _anew(lease)
-    while True:
-        answer: Answer = yield Step.ASK, lease.waiter_lease if queue else 0.0
-        if isinstance(answer, Queued):
-            answer = yield from _waiting(lease, answer, until)
-        held = lease.state is State.HELD and clock() < lease.deadline
-        if isinstance(answer, Held) and held:
-            lease.tell("acquired")
-            return answer
-        left = until - clock()
-        if isinstance(answer, Held):
-            # The lease ran out before the answer came. Asked again, it begins anew.
-            late += 1
-            if left <= 0 or (wait is None and late == TRIES):
-                yield Step.DROP, 0.0
-                if wait is None:
-                    raise lease.too_late()
-                # With nobody in the way, as `describe_conflict` tells.
-                return Conflict(lease.claim.names[0], 0.0, fence=0, owner="", label="", waiting=0)
-        elif isinstance(answer, Queued):
-            queue = left > 0  # asked without a wait, the answer names who is in the way
-        elif isinstance(answer, Ended | Deadlocked) or left <= 0:
-            return answer
-        elif isinstance(answer, OtherAttempt):
-            # The other attempt renews, ends or lapses without a message to us: look now and then.
-            yield Step.SLEEP, min(max(answer.remaining, 0.05), lease.waiter_lease / 3, left)
-        else:
-            yield Step.LISTEN, left
-            lease.open_inbox = None  # else each grant would wake the keep-alive for it
-            queue = True
-
-
-def _anew(lease: Lease) -> _Steps[None]:
-    """A command of the attempt before had no answer, or was sent twice: what that does later must
-    not be done for this one."""
-    if lease.state is State.ASKED:
-        lease.repeated = True
-        yield Step.DROP, 0.0
-
-
-def _waiting(lease: Lease, place: Queued, until: float) -> _Steps[Held | Queued]:
-    """Wait for the grant. Queued: the wait is over, or the place was lost; nothing is held."""
-    if not lease.waits_since:
-        lease.waits_since = lease.renewed
-        lease.tell("waiting", f"{place.rank} ahead")
-    while lease.state is State.WAITING:
-        left = until - clock()
-        if left <= 0 and lease.switch(State.ASKED, State.WAITING):
-            break
-        # In slices: a missed ring delays by one heartbeat and hangs nobody.
-        yield Step.DOZE, min(left, lease.waiter_lease / 3)
-    if lease.state is State.HELD and not lease.lost and (yield from _confirming(lease)):
-        return Held(lease.fences, lease.reentered)
-    yield Step.DROP, 0.0
-    return place
-
-
-def _confirming(lease: Lease) -> _Steps[bool]:
-    """Ask for what the message of a grant does not say, where that matters. Every other grant is
-    confirmed by its first renewal."""
-    claim, sent = lease.claim, clock()
-    plain = not (claim.by_owner or claim.ancestors or lease.backend.replicated)
-    # The server granted a whole lease, but this side counts from its last heartbeat.
-    if plain and lease.renews and lease.remaining > claim.lease / 3:
-        return True
-    # Sent again, the command tells the permit that was joined at each lock, and renews the lease.
-    # Until it is answered, a copy may still come, and acquire the lock for nobody.
-    before, lease.repeated = lease.repeated, True
-    answer: Answer = yield Step.ASK_AGAIN, 0.0
-    if not isinstance(answer, Held):
-        return False
-    lease.repeated = before or answer.repeated
-    lease.fences, lease.reentered = answer.fences, answer.reentered
-    return lease.renew(answer.sent or sent, claim.lease)

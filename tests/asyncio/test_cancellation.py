@@ -139,13 +139,13 @@ def test_nothing_is_left_though_a_thread_asks_after_the_release(
     monkeypatch.setattr(journal, "on", True)
     noted = set(journal._slots)  # of tests before, if one had a worker in this process
     engine = lock()._engine
-    call = engine.call
+    do = engine.do
 
     def late(*args: Any) -> Any:
         time.sleep(0.01)
-        return call(*args)
+        return do(*args)
 
-    monkeypatch.setattr(engine, "call", late)
+    monkeypatch.setattr(engine, "do", late)
     run(wherever_it_is_cancelled(scenario, "early", lock, state))
     assert journal._slots.keys() <= noted
 
@@ -192,8 +192,8 @@ async def wherever_it_is_cancelled(
 def until_it_has_made_its_calls(engine: Engine) -> None:
     """Each of its threads has nothing left but this."""
     all_of_them = threading.Barrier(MOST_CALLS)
-    calls = engine.calls(("a",))
-    for done in [calls.submit(all_of_them.wait, 30) for _ in range(MOST_CALLS)]:
+    pool = engine.pool_for(("a",))
+    for done in [pool.submit(all_of_them.wait, 30) for _ in range(MOST_CALLS)]:
         done.result()
 
 
