@@ -46,7 +46,7 @@ __all__ = ["Lock", "LockNeverFree", "LockNotAcquired", "LockNotOwned", "LockNotT
 
 
 class _Own:
-    """What each asyncio task has of a `Lock`. As `Shared`."""
+    """What each asyncio task has of a `Lock`. As `GripOfAll`."""
 
     def __init__(self) -> None:
         self._grips: weakref.WeakKeyDictionary[object, Grip] = weakref.WeakKeyDictionary()

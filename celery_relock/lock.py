@@ -63,7 +63,7 @@ class ThreadGrip(Grip):
 
 
 class _Own:
-    """What each thread has of a `Lock`. As `Shared`."""
+    """What each thread has of a `Lock`. As `GripOfAll`."""
 
     def __init__(self) -> None:
         self._here = threading.local()

@@ -122,7 +122,7 @@ _Grip = TypeVar("_Grip", bound=Grip)
 _guard = Guard()
 
 
-class Shared(Generic[_Grip]):
+class GripOfAll(Generic[_Grip]):
     """What all threads, or all asyncio tasks, have of a `Lock(thread_local=False)` together: the
     grip of the last one who acquired the lock.
 
@@ -171,7 +171,7 @@ class NamedLock(Generic[Client]):
     _who = "this caller"
     #: Whether coroutines use it.
     _loops = False
-    #: Makes what each caller has by itself, as `Shared`.
+    #: Makes what each caller has by itself, as `GripOfAll`.
     _own: Callable[[], Any]
     #: What it is that a caller has.
     _grip_type: type[Grip] = Grip
@@ -222,7 +222,7 @@ class NamedLock(Generic[Client]):
                 redis, namespace, replicas=(min_replicas, 1.0), loops=self._loops
             )
         )
-        self.local: Any = self._own() if thread_local else Shared()
+        self.local: Any = self._own() if thread_local else GripOfAll()
 
     # What each has in its own way. The texts are for both; a coroutine returns when it is awaited.
 
@@ -313,7 +313,8 @@ class NamedLock(Generic[Client]):
 
     @property
     def fence(self) -> int:
-        """The fencing token; 0 if the caller does not hold the lock. See `Hold.fence`."""
+        """The fencing token, also when the lock is lost; 0 if the caller has none. See
+        `Hold.fence`."""
         lease = self._lease
         return 0 if lease is None else lease.fence_of(self.name)
 
@@ -496,11 +497,11 @@ class NamedLock(Generic[Client]):
         lease = grip.lease
         if not _is_number(additional_time):
             check_length(additional_time, f"extend({additional_time!r:.80})", self.name)
-        length = additional_time if replace_ttl else lease.left + additional_time
+        length = additional_time if replace_ttl else lease.left_on_server + additional_time
         check_length(length, f"extend({additional_time!r}) to {length:g} s", self.name)
         if grip.borrowed:
             self._still_has(grip)
-            if not lease.renews and length > lease.left:
+            if not lease.renews and length > lease.left_on_server:
                 raise LockConfigError(
                     f"the lock {self.name!r} is held by an outer Lock(renew=False): extend the "
                     "outer Lock",

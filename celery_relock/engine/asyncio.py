@@ -36,8 +36,9 @@ _PATIENCE = 2.0
 class TaskLease(Lease):
     """A lease that an asyncio task (None: who drives the loop) waits for and holds.
 
-    Attributes:
-        unwanted: the acquire was cancelled, or failed. Whatever is heard later, nobody holds.
+    It is `unwanted` when its acquire was cancelled or has failed. Then, or if its loop is closed,
+    its acquirer is gone. What it is granted nevertheless is `unclaimed`, and released at once. What
+    somebody was told of is `abandoned`, also when its task has ended, and ends with its lease.
     """
 
     __slots__ = ("_engine", "_loop", "_ringing", "_task", "unwanted")

@@ -99,7 +99,7 @@ def acquiring(lease: Lease, wait: float | None, listening: bool) -> _Steps[Outco
             if left <= 0 or (wait is None and late == TRIES):
                 yield Step.DROP, 0.0
                 if wait is None:
-                    raise lease.too_late()
+                    raise lease.too_late_error()
                 # With nobody in the way, as `describe_conflict` tells.
                 return Conflict(lease.claim.names[0], 0.0, fence=0, owner="", label="", waiting=0)
         elif isinstance(answer, Queued):
@@ -308,7 +308,7 @@ class Engine:
         before = lease.share()
         done = self.backend.downgrade(claim.names, claim.execution_id, claim.attempt_id)
         if done.joined:
-            raise lease.joined(done, before)
+            raise lease.joined_error(done, before)
         found = keepalive.found(lease, done.held and not lease.lost)
         if done.held:
             self.parking.resume_here()
@@ -325,7 +325,7 @@ class Engine:
             if not isinstance(answer, Held) or lease.state is not State.ASKED:
                 break
         else:
-            raise lease.too_late()
+            raise lease.too_late_error()
         if isinstance(answer, Held):
             lease.tell("acquired")
         elif isinstance(answer, Parked):

@@ -76,8 +76,6 @@ class LockEvent(NamedTuple):
     of_workflow: bool = False
 
 
-Listener = Callable[[LockEvent], None]
-
 # For an operator: what happens to every lock is for debugging, what keeps an execution waiting is
 # worth a line, and a warning is what should not happen.
 _LEVELS = {
@@ -90,11 +88,11 @@ _LEVELS = {
 
 
 # Each listener, with the kinds that it wants.
-_subscriptions: list[tuple[Listener, Container[str]]] = []
+_subscriptions: list[tuple[Callable[[LockEvent], None], Container[str]]] = []
 _thrown_in: tuple[type[Exception], ...] = (LockLost,)
 
 
-def subscribe(listener: Listener, kinds: Container[str]) -> None:
+def subscribe(listener: Callable[[LockEvent], None], kinds: Container[str]) -> None:
     """Call `listener` at every event of these kinds, maybe from another thread. A set of kinds may
     change later."""
     _subscriptions.append((listener, kinds))

@@ -45,7 +45,7 @@ class Hold:
         in_order: bool | None = None,
     ) -> None:
         self._owner = owner
-        #: Of the only lease; None where an outer holder has some of the locks.
+        #: Makes `downgrade` possible; None if an outer holder has some of the locks.
         self._engine = engine
         self._unbroken = unbroken
         self._shares = tuple(shares)

@@ -230,7 +230,7 @@ class Lease:
             self.claim = claim._replace(limits=(SHARED,) * len(claim.names))
             return claim.limits
 
-    def joined(self, done: Downgraded, limits: tuple[int, ...]) -> RelockError:
+    def joined_error(self, done: Downgraded, limits: tuple[int, ...]) -> RelockError:
         """The lock was not downgraded, as others have re-entered it."""
         name = done.joined
         if done.repeated:
@@ -424,7 +424,7 @@ class Lease:
         return max(0.0, self.deadline - clock())
 
     @property
-    def left(self) -> float:
+    def left_on_server(self) -> float:
         """As `remaining`, without the margin by which a hold is given up before the server does."""
         if self.state is not State.HELD or self.pid != os.getpid():
             return 0.0
@@ -459,7 +459,7 @@ class Lease:
             for name in claim.names
         ]
 
-    def too_late(self) -> LockUnavailable:
+    def too_late_error(self) -> LockUnavailable:
         """The server grants the claim, and each answer comes when the lease has run out."""
         name = self.claim.names[0]
         return LockUnavailable(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 
 from celery_relock.engine import events
-from celery_relock.engine.events import Listener
+from celery_relock.engine.events import LockEvent
 
 
 class _Every:
@@ -13,7 +13,9 @@ class _Every:
         return True
 
 
-def subscribe(listener: Listener, kinds: Container[str] | None = None) -> Callable[[], None]:
+def subscribe(
+    listener: Callable[[LockEvent], None], kinds: Container[str] | None = None
+) -> Callable[[], None]:
     """Call a listener at every event, or those of these kinds, until the function is called that is
     returned."""
     ours = listener, _Every() if kinds is None else kinds
