@@ -20,8 +20,9 @@ from .backends.redis.backend import LaterBackend, RedisBackend
 from .backends.redis.connections import Replicas, Transport
 from .backends.redis.keys import Keys
 from .backends.redis.urls import transport_for_client, transport_for_url
-from .engine import events, ids
+from .engine import ids
 from .engine.engine import Engine
+from .engine.interrupt import is_thrown_in
 from .engine.platform import Guard
 from .errors import LockConfigError, LockUnavailable, without_locals
 
@@ -144,7 +145,7 @@ def _called(make: Callable[[], object]) -> object:
     try:
         return make()
     except Exception as error:
-        if events.is_thrown_in(error):
+        if is_thrown_in(error):
             raise
         name = getattr(make, "__qualname__", repr(make))
         # A RedisCluster connects when it is made, so this can be an outage.

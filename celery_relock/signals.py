@@ -18,6 +18,7 @@ from celery.utils.dispatch import Signal
 
 from .engine import events
 from .engine.events import NO_TASK, LockEvent
+from .engine.interrupt import let_through
 
 _ARGUMENTS = {*LockEvent._fields, "task_id", "task_name"} - {"kind", "work"}
 
@@ -78,5 +79,5 @@ def send(signal: Signal, **arguments: Any) -> None:
             raise answer
 
 
-events.let_through(SoftTimeLimitExceeded)
+let_through(SoftTimeLimitExceeded)
 events.subscribe(_pass_on, _watched)

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..errors import LockLost
 from . import ids
+from .interrupt import is_thrown_in
 from .protocol import COOLDOWN, LINE, Answer, Conflict, Full, OtherAttempt, Passed
 
 if TYPE_CHECKING:
@@ -89,27 +89,12 @@ _LEVELS = {
 
 # Each listener, with the kinds that it wants.
 _subscriptions: list[tuple[Callable[[LockEvent], None], Container[str]]] = []
-_thrown_in: tuple[type[Exception], ...] = (LockLost,)
 
 
 def subscribe(listener: Callable[[LockEvent], None], kinds: Container[str]) -> None:
     """Call `listener` at every event of these kinds, maybe from another thread. A set of kinds may
     change later."""
     _subscriptions.append((listener, kinds))
-
-
-def let_through(kind: type[Exception]) -> None:
-    """Name an exception that arrives from outside wherever a thread is, as a time limit's does.
-    Such an exception is meant for the work, so a listener that is hit by chance does not keep
-    it."""
-    global _thrown_in
-    _thrown_in = (*_thrown_in, kind)
-
-
-def is_thrown_in(error: BaseException) -> bool:
-    """Whether an exception arrived from outside (`let_through`), or ends the process or
-    greenlet."""
-    return isinstance(error, _thrown_in) or not isinstance(error, Exception)
 
 
 @contextmanager
@@ -144,9 +129,9 @@ def tell(event: LockEvent) -> None:
         try:
             if event.kind in kinds:
                 listener(event)
-        except _thrown_in:
-            raise
-        except Exception:
+        except Exception as error:
+            if is_thrown_in(error):
+                raise
             logger.exception("a listener for lock events failed: %r", listener)
 
 

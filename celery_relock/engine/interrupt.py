@@ -1,4 +1,5 @@
-"""Interrupt the body of an execution whose lock is lost (`lock_on_lost="raise"`).
+"""What is thrown in from outside, and interrupting the body of an execution whose lock is lost
+(`lock_on_lost="raise"`).
 
 The keep-alive thread finds the loss; the body runs elsewhere. How to reach the body depends on
 where:
@@ -23,14 +24,32 @@ from collections.abc import Callable
 from contextlib import ContextDecorator
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import LockConfigError, LockLost
-from .lease import Lease
 from .platform import Guard, green
+
+if TYPE_CHECKING:
+    from .lease import Lease
 
 #: What to do where a body cannot be interrupted.
 INSTEAD = 'use a prefork, solo or gevent pool, or lock_on_lost="flag" and `self.lock.check()`'
+
+
+_thrown_in: tuple[type[Exception], ...] = (LockLost,)
+
+
+def let_through(kind: type[Exception]) -> None:
+    """Name an exception that arrives from outside wherever a thread is, as a time limit's does.
+    Such an exception is meant for the work, so what is hit by chance does not keep it."""
+    global _thrown_in
+    _thrown_in = (*_thrown_in, kind)
+
+
+def is_thrown_in(error: BaseException) -> bool:
+    """Whether an exception arrived from outside (`let_through`), or ends the process or
+    greenlet."""
+    return isinstance(error, _thrown_in) or not isinstance(error, Exception)
 
 
 class _Stage(enum.Enum):

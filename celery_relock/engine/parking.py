@@ -8,6 +8,7 @@ from contextlib import suppress
 from ..errors import LockUnavailable
 from . import events, ids
 from .events import logger
+from .interrupt import is_thrown_in
 from .protocol import DEBOUNCE, REMEMBER, REMEMBER_ATTEMPT, Backend, Message, Release
 
 
@@ -56,7 +57,7 @@ class Parking:
                 if message.name.startswith(DEBOUNCE):
                     self._sent(message)
             except Exception as error:
-                if events.is_thrown_in(error):
+                if is_thrown_in(error):
                     raise
                 logger.warning(
                     "A message that is parked for the lock %r could not be resumed, trying again "

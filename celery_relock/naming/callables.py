@@ -11,7 +11,7 @@ from typing import Any
 
 from celery.exceptions import TaskPredicate
 
-from ..engine import events
+from ..engine.interrupt import is_thrown_in
 from ..errors import LockConfigError
 from .template import suggestion
 
@@ -44,7 +44,7 @@ def called(where: str, function: Callable[..., Any], *args: Any) -> Any:
     try:
         return function(*args)
     except Exception as error:
-        if isinstance(error, TaskPredicate) or events.is_thrown_in(error):
+        if isinstance(error, TaskPredicate) or is_thrown_in(error):
             raise
         raise LockConfigError(f"{where} raised {error!r}{_hint(error)}") from error
 

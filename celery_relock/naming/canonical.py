@@ -23,7 +23,8 @@ from json.encoder import encode_basestring_ascii as quote
 from typing import Any
 from uuid import UUID
 
-from ..engine import events, ids
+from ..engine import ids
+from ..engine.interrupt import is_thrown_in
 from ..errors import LockConfigError
 
 MAX_DEPTH = 100
@@ -106,7 +107,7 @@ def settle(value: object) -> object:
         try:
             plain = _plainer(value)
         except Exception as error:
-            if events.is_thrown_in(error):
+            if is_thrown_in(error):
                 raise
             raise Unstable(value, f"cannot be made plain: {error!r}") from error
         if plain is value or type(plain) in _ZONED:
@@ -134,7 +135,7 @@ def described(value: object, show: Callable[[object], str] = repr) -> str:
     try:
         shown = show(value)
     except Exception as error:
-        if events.is_thrown_in(error):
+        if is_thrown_in(error):
             raise
         raise Unstable(value, f"cannot be shown: {error!r}") from error
     if _ADDRESS.search(shown) or str(id(value)) in shown:

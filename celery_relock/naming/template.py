@@ -17,7 +17,7 @@ from datetime import date, datetime, time
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-from ..engine import events
+from ..engine.interrupt import is_thrown_in
 from ..errors import LockConfigError
 from . import canonical
 
@@ -235,7 +235,7 @@ def _attribute(value: object, name: str) -> object:
     try:
         return getattr(value, name, _MISSING)
     except Exception as error:
-        if events.is_thrown_in(error):
+        if is_thrown_in(error):
             raise
         raise _Refused(f"could not be read: {error!r}") from error
 

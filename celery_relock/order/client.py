@@ -17,9 +17,10 @@ from typing import Any
 from celery.utils import uuid
 
 from ..declaration import Declaration, engine_of
-from ..engine import events, ids
+from ..engine import ids
 from ..engine.crash import journal, kept_for
 from ..engine.events import label_of, logger
+from ..engine.interrupt import is_thrown_in
 from ..engine.protocol import LINE, Claim, Conflict, PlaceRequest
 from ..errors import LockConfigError, LockUnavailable, RelockError
 from ..naming.names import Misfit
@@ -117,7 +118,7 @@ class Placer:
         except BaseException as error:
             journal.remove(execution_id)
             is_unheard = isinstance(error, LockUnavailable) and self._is_to_fail(options)
-            if is_unheard or events.is_thrown_in(error):
+            if is_unheard or is_thrown_in(error):
                 # If only the answer is lost, it has its place all the same.
                 engine.later.add(partial(end_unexecuted, engine, [request.line], execution_id))
             raise

@@ -21,6 +21,7 @@ from kombu.exceptions import LimitExceeded
 
 from ..engine import events
 from ..engine.events import LockEvent, Work, logger
+from ..engine.interrupt import let_through
 from ..engine.lease import Lease
 from ..engine.protocol import LINE, Message
 from ..errors import LockLost
@@ -203,7 +204,7 @@ def _connection_of(app: Any) -> Any:
     return app.connection_for_write()
 
 
-events.let_through(SoftTimeLimitExceeded)
+let_through(SoftTimeLimitExceeded)
 events.subscribe(_send, _told)
 worker_init.connect(_begins, weak=False, dispatch_uid="celery_relock.telling")
 worker_process_init.connect(_child_begins, weak=False, dispatch_uid="celery_relock.pools")

@@ -19,6 +19,7 @@ from celery.states import READY_STATES, REVOKED, STARTED
 
 from ..engine import events
 from ..engine.events import logger
+from ..engine.interrupt import is_thrown_in
 from ..engine.protocol import LINE, Conflict
 from ..errors import LockConflict, RelockError
 from . import events as worker_events
@@ -118,7 +119,7 @@ def asked_anywhere(ask: Callable[[], T]) -> T:
     try:
         return ask()
     except Exception as error:
-        if events.is_thrown_in(error) or not type(error).__module__.startswith("django."):
+        if is_thrown_in(error) or not type(error).__module__.startswith("django."):
             raise
         answers: list[T] = []
         args = ask, answers
@@ -160,7 +161,7 @@ def stored(task: Any, task_id: str) -> Mapping[str, Any] | None:
         found: Mapping[str, Any] = asked_anywhere(lambda: task.backend.get_task_meta(task_id))
         return found
     except Exception as error:
-        if events.is_thrown_in(error):
+        if is_thrown_in(error):
             raise
         logger.warning("Cannot read the state of %s", task_id, exc_info=True)
         return None

@@ -24,7 +24,8 @@ from redis.connection import URL_QUERY_ARGUMENT_PARSERS
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
-from ...engine import events, ids
+from ...engine import ids
+from ...engine.interrupt import is_thrown_in
 from ...engine.protocol import LONGEST
 from ...errors import LockConfigError
 from .cluster import FAILOVER, Cluster, Node, Remap
@@ -411,7 +412,7 @@ class _Provider(CredentialProvider):
                 self._made = self._make()
             return self._made.get_credentials()
         except Exception as error:
-            if events.is_thrown_in(error) or isinstance(error, FAULTS):
+            if is_thrown_in(error) or isinstance(error, FAULTS):
                 raise
             said = f"the credential provider failed: {error!r}"
             raise redis.ConnectionError(said) from error
