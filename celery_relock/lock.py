@@ -265,16 +265,14 @@ class Lock(NamedLock["Client"]):
             self.name, lease.remaining, lease.fences[0], claim.owner, claim.label, waiting=0
         )
 
-    def _grip(self, verb: str) -> ThreadGrip:
-        if (grip := self._own_grip()) is not None:
-            return grip
-        if self._thread_grip() is not None:
-            raise LockNotTaken(
-                f"the lock {self.name!r} is held by another coroutine of this thread, so it cannot "
-                f"be {verb} here: use celery_relock.asyncio.Lock",
-                name=self.name,
-            )
-        raise self._not_taken(verb)
+    def _not_taken(self, verb: str) -> LockNotTaken:
+        if self._thread_grip() is None:
+            return super()._not_taken(verb)
+        return LockNotTaken(
+            f"the lock {self.name!r} is held by another coroutine of this thread, so it cannot be "
+            f"{verb} here: use celery_relock.asyncio.Lock",
+            name=self.name,
+        )
 
     def _own_grip(self) -> ThreadGrip | None:
         grip = self._thread_grip()
