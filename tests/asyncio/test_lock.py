@@ -746,15 +746,20 @@ def test_callbacks_of_a_loop_exclude_each_other(lock: MakeLock) -> None:
 
 def test_what_a_task_that_has_ended_held_for_any_task_is_not_re_entered(lock: MakeLock) -> None:
     one, loop = lock(thread_local=False), asyncio.new_event_loop()
+    two = lock("b", thread_local=False, limit=2)
 
-    async def take() -> bool:
-        return await one.acquire(blocking=False)
+    async def take(lock: Lock) -> bool:
+        return await lock.acquire(blocking=False)
 
-    assert loop.run_until_complete(take())
+    assert loop.run_until_complete(take(one))
     gc.collect()
     assert not loop.run_until_complete(one.acquire(blocking=False))
-    assert not loop.run_until_complete(take())
+    assert not loop.run_until_complete(take(one))
     loop.run_until_complete(one.release())
+    for _ in "12":
+        assert loop.run_until_complete(take(two))
+        gc.collect()
+    assert len(two._engine.inspect("b").holds) == 2
     loop.close()
 
 
