@@ -371,18 +371,11 @@ class Engine:
         lease.again(ids.new_attempt_id())
 
     def _release(self, lease: Lease, ended: EndedAs, remember: float) -> bool:
-        claim = lease.claim
-        request = Release(
-            claim.names,
-            claim.execution_id,
-            claim.attempt_id,
-            ended,
-            remember,
-            homes=self.parking.sender.homes,
-            successor=lease.successor,
-            waited=lease.waits_since > 0,
+        claim, homes, left_to = lease.claim, self.parking.sender.homes, lease.successor
+        whose, waited = (claim.names, claim.execution_id, claim.attempt_id), lease.waits_since > 0
+        back = self.backend.release(
+            Release(*whose, ended, remember, homes=homes, successor=left_to, waited=waited)
         )
-        back = self.backend.release(request)
         if journal.on:
             journal.remove(claim.attempt_id)
         if back.messages:

@@ -142,16 +142,9 @@ def tell_passed(call: Passed) -> None:
         f"passed over after {duration(call.waited)}: its message has not come, and calls that were "
         "sent after it wait (lock_order_gap)"
     )
-    event = LockEvent(
-        "passed",
-        (call.line.removeprefix(LINE),),
-        call.execution_id,
-        owner="",
-        reason=reason,
-        work=Work(None, task, task_id),
-        waited=call.waited,
-    )
-    tell(event)
+    names, work = (call.line.removeprefix(LINE),), Work(None, task, task_id)
+    event = LockEvent("passed", names, call.execution_id, owner="", reason=reason, work=work)
+    tell(event._replace(waited=call.waited))
 
 
 def sentence(event: LockEvent) -> str:

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 #: What to do where a body cannot be interrupted.
 INSTEAD = 'use a prefork, solo or gevent pool, or lock_on_lost="flag" and `self.lock.check()`'
 
-
 _thrown_in: tuple[type[Exception], ...] = (LockLost,)
 
 

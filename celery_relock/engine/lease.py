@@ -479,15 +479,8 @@ class Lease:
     def entry(self) -> Entry:
         """What the journal notes of the lease."""
         claim, work = self.claim, self.work or NO_TASK
-        return Entry(
-            backend=self.backend.id,
-            execution_id=claim.execution_id,
-            attempt_id=claim.attempt_id,
-            names=claim.names,
-            owner=claim.owner,
-            task_name=work.name,
-            task_id=work.id,
-        )
+        whose = claim.execution_id, claim.attempt_id, claim.names
+        return Entry(self.backend.id, *whose, claim.owner, task_name=work.name, task_id=work.id)
 
     def tell(self, kind: str, reason: str = "", since: float = 0.0, policy: str = "") -> None:
         """Tell the subscribers what happened to the lease."""
