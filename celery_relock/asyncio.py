@@ -165,21 +165,6 @@ class Lock(NamedLock["Client"]):
             raise
 
     def fenced(self, connection: Any) -> AbstractAsyncContextManager[None]:
-        """A block of a database transaction that only the holder of the lock can commit:
-
-            async with session.begin(), lock.fenced(session):
-                ...
-
-        Args:
-            connection: an AsyncConnection or AsyncSession of SQLAlchemy. See `Hold.fenced`.
-
-        Raises:
-            LockNotTaken: this task does not hold the lock.
-            LockNotOwned: the lock is lost.
-            LockLost: the database has seen a higher fencing token.
-            LockConfigError: the connection cannot be used, is not in a transaction, or the lock has
-                several permits.
-        """
         from .contrib.sql import fenced_async
 
         return fenced_async(connection, *self._to_fence())

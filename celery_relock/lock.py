@@ -228,16 +228,6 @@ class Lock(NamedLock["Client"]):
         return self._is_among(state, lease)
 
     def fenced(self, connection: Any) -> AbstractContextManager[None]:
-        """A block of a database transaction that only the holder of the lock can commit. See
-        `Hold.fenced`.
-
-        Raises:
-            LockNotTaken: this thread does not hold the lock.
-            LockNotOwned: the lock is lost.
-            LockLost: the database has seen a higher fencing token.
-            LockConfigError: the connection cannot be used, is not in a transaction, or the lock has
-                several permits.
-        """
         from .contrib.sql import fenced
 
         return fenced(connection, *self._to_fence())

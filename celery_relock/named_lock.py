@@ -311,6 +311,24 @@ class NamedLock(Generic[Client]):
             LockUnavailable: Redis cannot be reached.
         """
 
+    def fenced(self, connection: Any) -> Any:
+        """A block of a database transaction that only the holder of the lock can commit. See
+        `Hold.fenced`. For coroutines:
+
+            async with session.begin(), lock.fenced(session):
+                ...
+
+        Args:
+            connection: for coroutines, an AsyncConnection or AsyncSession of SQLAlchemy.
+
+        Raises:
+            LockNotTaken: the caller does not hold the lock.
+            LockNotOwned: the lock is lost.
+            LockLost: the database has seen a higher fencing token.
+            LockConfigError: the connection cannot be used, is not in a transaction, or the lock has
+                several permits.
+        """
+
     @property
     def fence(self) -> int:
         """The fencing token, also when the lock is lost; 0 if the caller has none. See
@@ -402,7 +420,7 @@ class NamedLock(Generic[Client]):
         return Held(lease.fences, lease.reentered)
 
     def _borrow(self, caller: object, outer: Lease | None) -> Held | None:
-        """Re-enter what an outer holder has. None: that has another client, so Redis is asked."""
+        """Re-enter what an outer holder has through this client. None if there is none."""
         if outer is None or outer.backend is not self._engine.backend:
             return None
         self._still_ours(outer)
