@@ -176,7 +176,9 @@ class Lock(NamedLock["Client"]):
         self, wait: float | None, token: Token, caller: object, *, block: bool = False
     ) -> Answer:
         engine, grip = self._aside, self._grip_of(caller)
-        if grip is not None and (again := await self._with(grip, caller, block)) is not None:
+        if grip is not None and grip.lease.state is State.ASKED:
+            await self._release(caller)  # a failed release has left it in our own way
+        elif grip is not None and (again := self._re_enter(caller, grip, block)) is not None:
             return again
         outer = self._outer()
         if (borrowed := self._borrow(caller, outer)) is not None:
@@ -206,13 +208,6 @@ class Lock(NamedLock["Client"]):
             self._engine.later.add(partial(self._engine.release, lease))
         self._check_deadlock(answer)
         return answer
-
-    async def _with(self, grip: Grip, caller: object, block: bool) -> Held | None:
-        """What a caller's grip says of another acquire, if that need not be asked for."""
-        if grip.lease.state is State.ASKED:
-            await self._release(caller)  # a failed release has left it in our own way
-            return None
-        return self._re_enter(caller, grip, block)
 
     async def _release(self, caller: object) -> None:
         caller = _for(caller)
