@@ -27,6 +27,10 @@ _TOGETHER = 0.25
 # other end is gone in silence, the lower bound for a server that is only slow.
 _SHORTEST, _LONGEST = 0.2, 5.0
 
+# Why a hold was lost.
+_GONE = "the server does not have the hold any more"
+_RAN_OUT = "no renewal came through before the lease ran out"
+
 # What is sent for a lease in this state.
 _VERBS = {State.HELD: "renew", State.WAITING: "heartbeat"}
 #: A verb and, of the leases that share one call, which backend and route.
@@ -65,11 +69,12 @@ class KeepAlive:
         self._leases.pop((lease.claim.execution_id, lease.claim.attempt_id), None)
 
     def found(self, lease: Lease, held: bool) -> bool:
-        """Look after a lease that the server was found to have, or not to have any more."""
+        """Look after a lease that was found to be held, or to be lost."""
         if held:
             self.add(lease)
         else:
-            lose(lease, "the server does not have the hold any more")
+            # Past the deadline the server can have it all the same.
+            lose(lease, _RAN_OUT if lease.lost else _GONE)
             self.discard(lease)
         return held
 
@@ -191,7 +196,7 @@ class KeepAlive:
     def _tell_losses(self) -> None:
         for lease in self.leases():
             if lease.state is State.HELD and lease.lost:
-                self._lose(lease, "no renewal came through before the lease ran out")
+                self._lose(lease, _RAN_OUT)
             elif lease.unclaimed:
                 lease.withdraw()
                 self.discard(lease)
@@ -214,7 +219,7 @@ class KeepAlive:
         # A name that is not in the claim any more was released meanwhile.
         gone = [each.name for each, kept in zip(renewals, answers, strict=True) if not kept]
         if not set(gone).isdisjoint(lease.claim.names):
-            self._lose(lease, "the server does not have the hold any more")
+            self._lose(lease, _GONE)
         elif not lease.renew(sent, renewals[0].lease) and lease.lost:
             self._lose(lease, "its renewal was answered after the lease had run out")
 

@@ -273,6 +273,22 @@ def test_a_hold_that_was_called_lost_stays_lost_when_its_renewal_is_answered_lat
     assert len(losses(told)) == 1
 
 
+@pytest.mark.parametrize("verb", ["extend", "downgrade"])
+def test_a_hold_that_has_run_out_here_is_not_said_to_be_missing_on_the_server(
+    verb: str, redis_url: str, namespace: str, told: list[LockEvent]
+) -> None:
+    process, backend = gated(redis_url, namespace)
+    lease = process.held("a")
+    with backend.stopped(answered=True):  # else the keep-alive's thread tells it first
+        lease.deadline = clock()
+        engine = process.engine
+        assert not (engine.downgrade(lease) if verb == "downgrade" else engine.extend(lease, 60.0))
+        assert engine.inspect("a").holds
+    assert [each.reason for each in losses(told)] == [lease.lost_by]
+    assert lease.lost_by == "no renewal came through before the lease ran out"
+    process.release(lease)
+
+
 def test_a_longer_lease_survives_a_renewal_with_the_old_length_that_crosses_it(
     redis_url: str, namespace: str, told: list[LockEvent]
 ) -> None:
