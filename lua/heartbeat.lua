@@ -5,6 +5,7 @@
 -- Reply {{HELD, fence}, …}: the execution has the lock, for a whole lease from now
 -- Reply {{WAIT, rank, ms}, …}: still queued; look again after ms, when the next lease ends
 -- Reply {{LOST}, …}: no hold and no place: the lease ran out, or the key is foreign
+-- Reply {…, failed}: what failed for one of them, if anything
 -- Keeps: a lost wake-up delays by one heartbeat; waiters find a dead holder; a foreign key hurts its own lock alone
 -- Uses: lib/publish, lib/module, lib/base, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/lines, lib/turns
 
@@ -67,13 +68,16 @@ end
 -- execution that wants several locks gets all of them at the last.
 for _, step in ipairs({ keep_place, promote, answer }) do
   for _, beat in ipairs(beats) do
-    -- pcall: a foreign key must cost the others neither lease nor place.
-    if not beat.failed and not pcall(step, beat) then
-      beat.failed, beat.reply = true, { ok = 'LOST' }
+    if not beat.failed then
+      local fine, failure = Base.safely(call, beat.key, step, beat)
+      -- Of any other error than a foreign key's nobody knows what it leaves of the place.
+      beat.failed = not fine
+      beat.reply = fine and beat.reply or { ok = Base.is_foreign(failure) and 'LOST' or 'WAIT 0 0' }
     end
   end
 end
 for i, beat in ipairs(beats) do
   reply[i] = beat.reply
 end
+reply[#beats + 1] = call.failed
 return reply

@@ -9,8 +9,8 @@
 -- ARGV[2] homes: ids with spaces between, the brokers that the caller can publish to; empty for none
 -- ARGV[3.1] keep: ms, for how long the holds, or the place in a line, are kept for each successor; missing for none
 -- ARGV[3.2..] successor: id, the executions that the holds are left to; `cooldown.…` is nobody
--- Reply {RELEASED, count, execution, name, message, …}: so many holds and places were released; messages to resume
--- Reply {GONE, execution, name, message, …}: the attempt had none: released before, or lost; messages to resume
+-- Reply {RELEASED, failed, execution, name, message, …}: its holds and places; what failed for others, if anything; messages to resume
+-- Reply {GONE, failed, execution, name, message, …}: the attempt had none: released before, or lost; as above
 -- Keeps: only the attempt that acquired a lock releases it; a kept hold stays in its permit; sent twice it acts once; the next get in
 -- Uses: lib/publish
 
@@ -34,7 +34,7 @@ if by == attempt and redis.call('EXISTS', queue, ends) == 0 then
   if ended == 'execution' then
     redis.call('SET', tombstone, '*', 'PX', remember)
   end
-  return { ok = 'RELEASED 1' }
+  return { ok = 'RELEASED' }
 end
 
 -- Uses: lib/module, lib/base, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/lines, lib/turns
@@ -47,13 +47,13 @@ Base.write_without_memory(prefix)
 local function release(lock)
   local hold = lock.holds[execution]
   if not hold or hold.attempt ~= attempt then
-    return 0
+    return false
   end
   if successors ~= '' then
     lock.to_leave = { hold = hold, label = redis.call('HGET', lock.key, '@' .. execution) or '' }
   end
   Holds.drop(lock, execution)
-  return 1
+  return true
 end
 
 -- An attempt is added to those that have ended: a copy of any of them can be on its way. An execution
@@ -67,17 +67,9 @@ local function remember_end()
   end
 end
 
-local locks, failure = {}, nil
-
--- pcall: a foreign key must not keep the other locks of the execution.
-local function safely(step, what)
-  local fine, found = pcall(step, what)
-  failure = failure or not fine and found
-end
-
-local is_queued = false
+local locks, is_queued = {}, false
 for i = 3, #keys do
-  safely(function()
+  Base.safely(call, keys[i], function()
     local lock = Holds.open(call, keys[i])
     lock.released = release(lock)
     lock.queued = redis.call('EXISTS', lock.queue) == 1
@@ -87,22 +79,21 @@ for i = 3, #keys do
 end
 
 local function reply()
-  local count = 0
+  local had = false
   for _, lock in ipairs(locks) do
-    count = count + lock.released
+    had = had or lock.released
   end
-  if ended ~= '' and (ended ~= 'replaced' or count > 0) then
+  if ended ~= '' and (ended ~= 'replaced' or had) then
     remember_end()
   end
-  if failure and count == 0 then
-    error(failure, 0)
+  if call.failed and not had then
+    error(call.failed, 0)
   end
-  if #call.messages == 0 then
-    return { ok = count > 0 and 'RELEASED ' .. count or 'GONE' }
-  elseif count > 0 then
-    return { 'RELEASED', count, unpack(call.messages) }
+  local what = had and { 'RELEASED' } or { 'GONE' }
+  if not call.failed and #call.messages == 0 then
+    return { ok = what[1] }
   end
-  return { 'GONE', unpack(call.messages) }
+  return { what[1], call.failed or '', unpack(call.messages) }
 end
 
 if not is_queued and successors == '' then
@@ -126,7 +117,7 @@ local function leave_queue(lock)
   end
   if leaves then
     Queue.leave(call, lock, execution, waiter)
-    lock.released = 1
+    lock.released = true
   end
 end
 
@@ -161,13 +152,13 @@ local function let_others_in(lock)
 end
 
 for _, lock in ipairs(locks) do
-  safely(leave_queue, lock)
+  Base.safely(call, lock.key, leave_queue, lock)
   if lock.to_leave then
-    safely(leave_to_successors, lock)
+    Base.safely(call, lock.key, leave_to_successors, lock)
   end
 end
 -- After all releases: an execution that waits for several of these locks must find all of them free.
 for _, lock in ipairs(locks) do
-  safely(let_others_in, lock)
+  Base.safely(call, lock.key, let_others_in, lock)
 end
 return reply()

@@ -5,7 +5,7 @@
 -- ARGV[2] by: id, this call
 -- ARGV[3] most: count, locks and executions to look at
 -- ARGV[4] tasks: ids with spaces between, tasks whose message to hand out at once, with or without a lock
--- Reply {ms, passed, execution, name, message, …}: when the next look is due, -1 for never; calls that were passed over; messages to resume
+-- Reply {ms, failed, passed, execution, name, message, …}: when to look again, -1 for never; what failed; calls passed over; messages
 -- Keeps: a parked message is resumed even if the process that should resume it has died; a foreign key hurts its own lock alone
 -- Uses: lib/publish, lib/module, lib/base, lib/holds, lib/deadlock, lib/queue, lib/parked, lib/lines, lib/turns
 
@@ -69,9 +69,9 @@ local function settle(execution)
   end
 end
 
--- pcall: a foreign key must not keep the other locks from being looked at. It is tried again later.
+-- What fails is tried again later.
 local function safely(step, what, member)
-  if not pcall(step, what) and member then
+  if not Base.safely(call, what, step, what) and member then
     redis.call('ZADD', due, string.format('%.0f', call.now + Base.GRACE), member)
   end
 end
@@ -112,4 +112,4 @@ local passed = redis.call('ZRANGE', call.prefix .. 'passed', 0, most - 1)
 for _, told in ipairs(passed) do
   redis.call('ZREM', call.prefix .. 'passed', told)
 end
-return { pause, passed, unpack(call.messages) }
+return { pause, call.failed or '', passed, unpack(call.messages) }

@@ -121,6 +121,6 @@ for i, key in ipairs(locks) do
   if not is_ours and not Base.is_foreign(found) then
     error(found, 0)
   end
-  reply[i + 1] = is_ours and found or { type(found) == 'table' and found.err or found }
+  reply[i + 1] = is_ours and found or { Base.said(found) }
 end
 return reply

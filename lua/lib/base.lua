@@ -28,6 +28,8 @@ function Base.begin(meta)
     by = '',
     messages = {},
     given = {},
+    -- What could not be done for somebody else than the caller; see safely.
+    failed = nil,
   }
 end
 
@@ -128,11 +130,26 @@ function Base.running(lock_key, queue, waiters)
   return waiter and waiter.line and 1 or 0
 end
 
--- Whether an error, which is a table since Redis 7, says that a key is somebody else's. Any other says
--- nothing of the key: the user may not read it, say, or its slot moves.
+-- What an error says, which is a table since Redis 7.
+function Base.said(failure)
+  return type(failure) == 'table' and failure.err or tostring(failure)
+end
+
+-- Whether an error says that a key is somebody else's. Any other says nothing of the key: the user may not
+-- read it, say, or its slot moves.
 function Base.is_foreign(failure)
-  local said = type(failure) == 'table' and failure.err or tostring(failure)
+  local said = Base.said(failure)
   return string.find(said, 'WRONGTYPE', 1, true) or string.find(said, 'RELOCK-FOREIGN', 1, true)
+end
+
+-- Do a step for one of several locks or executions. An error must not keep the others from theirs: the
+-- first one is told beside the reply, with the name of what it was for.
+function Base.safely(call, name, step, ...)
+  local fine, found = pcall(step, ...)
+  if not fine then
+    call.failed = call.failed or Base.said(found) .. ' (' .. name .. ')'
+  end
+  return fine, found
 end
 
 -- The waiter of a record; nil without a record, and for a foreign record.

@@ -18,6 +18,8 @@ from redis.exceptions import ResponseError, TryAgainError
 
 from ...engine import ids
 from ...engine.events import logger
+from ...engine.outage import Outage
+from ...engine.platform import SideThread
 from ...engine.protocol import (
     MOST_INSPECTED,
     REMEMBER_CALL,
@@ -67,6 +69,8 @@ BATCH = 100
 # asked, and at most in a bucket that had none.
 _AGAIN, _IDLE = 1.0, 5.0
 
+# The keep-alive thread asks, too, and a log handler may take its time.
+_aside = SideThread()
 _A = TypeVar("_A", bound=Answer | ParkAnswer)
 
 
@@ -90,6 +94,7 @@ class RedisBackend:
         self._scripts = scripts(transport.variant)
         self._agreed: set[str] = set()
         self._idle: dict[tuple[str, int], float] = {}
+        self._others = Outage("serving other executions", _aside)
 
     @property
     def id(self) -> str:
@@ -152,10 +157,9 @@ class RedisBackend:
             args.append(f"{_ms(successor.keep)} {successor.execution_id}")
         keys = self.keys.claim(names, execution_id)
         reply, repeated, _ = self._run("release", keys, args, names, tells_first=waited)
-        if reply[0] == b"RELEASED":
-            return Released(True, _messages(reply[2:]))
+        self._tell_failed(reply[1:2])
         # If the command was sent twice, the first one can have released the hold.
-        return Released(repeated, _messages(reply[1:]))
+        return Released(reply[0] == b"RELEASED" or repeated, _messages(reply[2:]))
 
     def downgrade(self, names: Sequence[str], execution_id: str, attempt_id: str) -> Downgraded:
         meta, _, *locks = self.keys.claim(names, execution_id)
@@ -177,8 +181,9 @@ class RedisBackend:
             if isinstance(reply, Exception):
                 pauses.append(_AGAIN)
                 continue
-            passed += tuple(map(_passed, reply[1]))
-            messages += _messages(reply[2:])
+            self._tell_failed(reply[1:2])
+            passed += tuple(map(_passed, reply[2]))
+            messages += _messages(reply[3:])
             if reply[0] >= 0:
                 pauses.append(reply[0] / 1000)
             elif len(self._buckets()) > 1:  # not all buckets at the same time
@@ -219,7 +224,10 @@ class RedisBackend:
 
     def arrived(self, execution_ids: Sequence[str], seconds: float) -> None:
         args = [_ms(seconds), " ".join(execution_ids)]
-        self._everywhere("arrived", [([self.keys.meta(b)], args) for b in self._buckets()])
+        calls = [([self.keys.meta(b)], args) for b in self._buckets()]
+        for reply in self._everywhere("arrived", calls)[0]:
+            if not isinstance(reply, Exception):
+                self._tell_failed(reply)
 
     def announce(self, channels: Sequence[str], worker: str, seconds: float) -> None:
         self._agree(self.keys.meta())
@@ -415,8 +423,15 @@ class RedisBackend:
                 lines = [reply_of(each)[0] for each in replies]
             elif isinstance(outcome, Exception) and within is None:
                 lines, *_ = self.transport.run(script, *its_call)  # with the transport's patience
-            found.update(zip(part, reply_of(lines), strict=True))
+            found.update(zip(part, reply_of(lines), strict=False))
+            self._tell_failed(lines[len(part) :])
         return [found[renewal] for renewal in renewals]
+
+    def _tell_failed(self, failed: Sequence[bytes]) -> None:
+        """Log what a script has not done for somebody else than its caller, which goes on."""
+        for said in filter(None, failed):
+            with self._others:
+                raise translate(ResponseError(as_text(said)))
 
     def _buckets(self) -> range:
         return range(self.keys.buckets)
@@ -478,7 +493,7 @@ class LaterBackend(RedisBackend):
             return Released(False)  # nothing was ever sent, so nobody has to try again
 
     def __getattr__(self, name: str) -> Any:
-        if name not in ("transport", "keys", "_scripts", "_agreed", "_idle"):
+        if name not in ("transport", "keys", "_scripts", "_agreed", "_idle", "_others"):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}", name=name)
         at, reason = self._failed
         if time.monotonic() < at + Transport.AFTER:  # to try can take long

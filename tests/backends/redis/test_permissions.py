@@ -13,7 +13,7 @@ from celery_relock.backends.redis.backend import RedisBackend
 from celery_relock.backends.redis.scripts import scripts
 from celery_relock.engine.engine import Engine
 from celery_relock.engine.platform import clock
-from celery_relock.engine.protocol import Renewal
+from celery_relock.engine.protocol import Queued, Renewal
 from celery_relock.errors import LockConfigError
 from tests.support import RedisServer, wait_for
 from tests.support.backends import backend_of, close
@@ -88,6 +88,21 @@ def test_a_renewal_that_the_user_may_not_do_is_told_and_is_no_loss(
 
     with pytest.raises(LockConfigError, match=r"lacks permissions that locks need"):
         backend.renew([Renewal(held.names[0], held.execution_id, held.attempt_id, held.lease)])
+
+
+def test_a_heartbeat_that_the_user_may_not_do_is_told_and_costs_no_place(
+    server: RedisServer, store_with: Callable[..., RedisBackend], caplog: pytest.LogCaptureFixture
+) -> None:
+    backend = store_with(least())
+    held, waits = claim("r"), claim("s")
+    backend.acquire(held)
+    assert isinstance(backend.acquire(waits, 6.0), Queued)
+    beat = Renewal(waits.names[0], waits.execution_id, waits.attempt_id, waits.lease, 6.0)
+
+    server.client().execute_command("ACL", "SETUSER", "us@r", "-zrank")
+    assert isinstance(backend.heartbeat([beat])[0], Queued)
+
+    wait_for(lambda: "lacks permissions that locks need" in caplog.text, what="the warning")
 
 
 def test_what_only_a_look_at_all_locks_needs_is_named_to_a_user_with_the_least(
