@@ -51,7 +51,7 @@ from ...engine.protocol import (
     Renewal,
     Resumed,
 )
-from ...errors import LockUnavailable, RelockError
+from ...errors import LockConfigError, LockUnavailable, RelockError
 from .connections import BRIEF, Call, Effort, Transport
 from .errors import check_server, fields_of, passes, reply_of, translate, with_locks
 from .keys import SCHEMA, Keys, in_parts
@@ -538,7 +538,10 @@ def _answer(claim: Claim, reply: list[Any], repeated: bool, sent: float) -> Answ
         return OtherAttempt(reply[1] / 1000, _label(reply[2]), repeated)
     if tag == b"DEADLOCK":
         return Deadlocked(tuple(map(as_text, reply[1:])), repeated)
-    return Ended(replaced=len(reply) > 1)
+    if tag == b"ENDED":
+        return Ended(replaced=len(reply) > 1)
+    # Never to be taken for the end of an execution: its message would be dropped.
+    raise LockConfigError(f"Redis gave an answer that this version does not know: {reply!r:.200}")
 
 
 def _burst(reply: Sequence[Any]) -> Burst | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 import re
 import shutil
@@ -16,10 +17,11 @@ import redis
 
 from celery_relock.backends.redis import connections
 from celery_relock.backends.redis.errors import check_server, passes, translate
-from celery_relock.engine.protocol import Claim, Release, Renewal
+from celery_relock.engine.protocol import Claim, ParkRequest, Release, Renewal
 from celery_relock.errors import LockConfigError, LockUnavailable, RelockError
 from tests.support import RedisServer, wait_for
 from tests.support.backends import backend_of, client_of
+from tests.support.permissions import claim
 from tests.support.ports import free_port
 from tests.support.redis_server import bundled_redis_server
 from tests.support.tls import Authority, speaks_tls
@@ -493,3 +495,19 @@ def test_an_error_of_an_outage_names_the_lock_that_a_feature_was_used_for(
         backend.release(Release((name,), "execution", "attempt"))
     assert raised.value.reason.startswith(f"Cannot release {what}: ")
     assert raised.value.name == about
+
+
+@pytest.mark.parametrize("parks", [False, True])
+def test_an_answer_that_nobody_knows_is_not_taken_for_the_end_of_the_execution(
+    redis_url: str, namespace: str, parks: bool
+) -> None:
+    backend: Any = backend_of(redis_url, namespace)
+    source = "return { 'LATER', 1 }"
+    acquire = backend._scripts["acquire"]._replace(
+        source=source, sha=hashlib.sha1(source.encode()).hexdigest()
+    )
+    backend._scripts = {**backend._scripts, "acquire": acquire}
+    request = ParkRequest("its message", "home", "task")
+
+    with pytest.raises(LockConfigError, match=r"does not know.*LATER"):
+        backend.park(claim("r"), request) if parks else backend.acquire(claim("r"))
