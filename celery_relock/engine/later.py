@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -14,8 +15,9 @@ from .events import logger
 from .platform import Solo, anew_in_a_child
 
 # How soon a backend that could not be reached is asked again, in seconds; and how many calls are
-# kept for that moment. What they would have freed ends by itself, only later.
-_AGAIN, _MOST = 0.5, 10_000
+# kept for that moment. What the others would have freed ends by itself, only later. That is told
+# once in so many seconds.
+_AGAIN, _MOST, _TELL_EVERY = 0.5, 10_000, 60.0
 # How soon one that has refused is asked again, and for how long: a password is being changed, or a
 # right was taken away by mistake. Meanwhile the other calls are made.
 _REFUSED_AGAIN, _REFUSED_FOR = 2.0, 600.0
@@ -44,6 +46,7 @@ class Later:
         # The parent's thread makes the calls that a forked child has copies of.
         self._calls: list[_Owed] = []
         self._thread = Solo(self._make_all, lambda: self._calls, _begin)
+        self._told_at = -math.inf
 
     def try_now(self, call: Callable[[], object], entry: Entry | None = None) -> None:
         """Make a call, or as soon as the backend can be asked; `entry` as for `add`."""
@@ -68,7 +71,8 @@ class Later:
             journal.note(_key(entry), entry)
         if len(self._calls) < _MOST:
             self._calls.append(_Owed(call, entry))
-        else:
+        elif (now := time.monotonic()) - self._told_at >= _TELL_EVERY:
+            self._told_at = now
             logger.warning("too much has failed without Redis: not all of it is made up for")
         try:
             self._thread.start()

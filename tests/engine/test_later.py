@@ -91,6 +91,25 @@ def test_a_call_that_fails_again_and_again_does_not_keep_back_one_for_another_no
     wait_for(lambda: made == ["at once", "late"])
 
 
+def test_a_flood_of_what_is_not_kept_is_told_once_a_minute(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(later_module, "_MOST", 2)
+    later, is_back = Later(), threading.Event()
+
+    def ask_the_dead_node() -> None:
+        if not is_back.is_set():
+            raise LockUnavailable("it is away")
+
+    for times in (1, 2):
+        for _ in range(100):
+            later.add(ask_the_dead_node)
+        assert caplog.text.count("too much has failed without Redis") == times
+        later._told_at -= 60.0
+    is_back.set()
+    wait_for(lambda: not later._calls)
+
+
 def test_a_new_call_comes_before_those_that_have_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(later_module, "_AGAIN", 0.02)
     later, is_away, made = Later(), threading.Event(), list[str]()
