@@ -410,20 +410,19 @@ class RedisBackend:
         parts = in_parts(renewals, lambda each: self.keys.bucket(each.name), BATCH)
         calls = list(map(call, parts))
         effort = Effort(within, once, renewing=within is not None and not once)
-        if within is None and self.transport.buckets == 1:
+        if within is None:
             outcomes = [self.transport.run(script, *each)[0] for each in calls]
         else:
             outcomes = self.transport.run_each(script, calls, effort)
         found: dict[Renewal, Any] = {}
-        for part, its_call, outcome in zip(parts, calls, outcomes, strict=True):
-            lines = outcome
+        for part, outcome in zip(parts, outcomes, strict=True):
             if isinstance(outcome, TryAgainError) and verb == "renew":
                 # While a slot moves, its keys are at two nodes, so each key needs its own call.
                 replies = self.transport.run_each(script, [call([each]) for each in part], effort)
                 lines = [reply_of(each)[0] for each in replies]
-            elif isinstance(outcome, Exception) and within is None:
-                lines, *_ = self.transport.run(script, *its_call)  # with the transport's patience
-            found.update(zip(part, reply_of(lines), strict=False))
+            else:
+                lines = reply_of(outcome)
+            found.update(zip(part, lines, strict=False))
             self._tell_failed(lines[len(part) :])
         return [found[renewal] for renewal in renewals]
 
