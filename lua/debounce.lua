@@ -11,7 +11,7 @@
 -- ARGV[7] remember: ms, for how long a repetition of this command is recognised
 -- ARGV[8] label: text, the call for people
 -- ARGV[9] place: text, the message and what belongs to it as JSON; empty asks for the burst and changes nothing
--- Reply {PARKED, burst}: the message is parked, the only message of its burst
+-- Reply {PARKED}: the message is parked, the only message of its burst
 -- Reply {BURST, burst, call, task, message}: the burst is another: its last call, its task, and the message if asked for
 -- Reply {NONE}: the burst is over, or there is none
 -- Reply {FULL, index, count, bytes}: no room: so many messages are parked at the lock (1) or in all (0)
@@ -29,7 +29,7 @@ local REFUSED = '-'
 local before = redis.call('GET', tombstone)
 local was_refused = before == REFUSED
 if before and not was_refused then
-  return { 'PARKED', before }
+  return { ok = 'PARKED' }
 end
 local call = Base.begin(meta)
 local lock = Holds.open(call, key)
@@ -99,4 +99,4 @@ elseif not waiter then
   -- So that the processes that publish know when to look.
   publish(call.prefix .. 'i:parked', 'parked ' .. burst .. ' ' .. asked.home)
 end
-return { 'PARKED', burst }
+return { ok = 'PARKED' }

@@ -157,7 +157,8 @@ class RedisBackend:
             args.append(f"{_ms(successor.keep)} {successor.execution_id}")
         keys = self.keys.claim(names, execution_id)
         reply, repeated, _ = self._run("release", keys, args, names, tells_first=waited)
-        self._tell_failed(reply[1:2])
+        if len(reply) > 1:
+            self._tell_failed(reply[1:2])
         # If the command was sent twice, the first one can have released the hold.
         return Released(reply[0] == b"RELEASED" or repeated, _messages(reply[2:]))
 
@@ -170,14 +171,15 @@ class RedisBackend:
 
     def resume(self, homes: str, by: str, tasks: Sequence[str] = ()) -> Resumed:
         args, now = [homes, by, str(BATCH), " ".join(tasks)], time.monotonic()
-        look = [b for b in self._buckets() if tasks or self._idle.get((homes, b), 0.0) <= now]
+        every, idle = self.keys.every_bucket, self._idle
+        look = [b for b in every if tasks or idle.get((homes, b), 0.0) <= now]
         calls = [([self.keys.meta(b), self.keys.due(b)], args) for b in look]
         outcomes, _ = self._everywhere("resume", calls)
         pauses: list[float] = []
         messages: tuple[Message, ...] = ()
         passed: tuple[Passed, ...] = ()
         for bucket, reply in zip(look, outcomes, strict=True):
-            self._idle.pop((homes, bucket), None)
+            idle.pop((homes, bucket), None)
             if isinstance(reply, Exception):
                 pauses.append(_AGAIN)
                 continue
@@ -186,8 +188,8 @@ class RedisBackend:
             messages += _messages(reply[3:])
             if reply[0] >= 0:
                 pauses.append(reply[0] / 1000)
-            elif len(self._buckets()) > 1:  # not all buckets at the same time
-                self._idle[homes, bucket] = now + ids.chance.uniform(_IDLE / 2, _IDLE)
+            elif len(every) > 1:  # not all buckets at the same time
+                idle[homes, bucket] = now + ids.chance.uniform(_IDLE / 2, _IDLE)
         return Resumed(messages, min(pauses, default=None), passed)
 
     def place(self, request: PlaceRequest) -> int | Conflict:
@@ -208,7 +210,8 @@ class RedisBackend:
 
     def withdraw(self, execution_id: str, remember: float, attempt_id: str = "") -> bool:
         keys, args = self.keys, [execution_id, _ms(remember), attempt_id]
-        calls = [([keys.meta(b), keys.tombstone(execution_id, b)], args) for b in self._buckets()]
+        every = keys.every_bucket
+        calls = [([keys.meta(b), keys.tombstone(execution_id, b)], args) for b in every]
         failed, had = None, False
         outcomes, repeated = self._everywhere("withdraw", calls)
         for reply in outcomes:
@@ -224,7 +227,7 @@ class RedisBackend:
 
     def arrived(self, execution_ids: Sequence[str], seconds: float) -> None:
         args = [_ms(seconds), " ".join(execution_ids)]
-        calls = [([self.keys.meta(b)], args) for b in self._buckets()]
+        calls = [([self.keys.meta(b)], args) for b in self.keys.every_bucket]
         for reply in self._everywhere("arrived", calls)[0]:
             if not isinstance(reply, Exception):
                 self._tell_failed(reply)
@@ -432,14 +435,11 @@ class RedisBackend:
             with self._others:
                 raise translate(ResponseError(as_text(said)))
 
-    def _buckets(self) -> range:
-        return range(self.keys.buckets)
-
     def _everywhere(self, verb: str, calls: Sequence[Call]) -> tuple[list[Any], bool]:
         """The outcomes of a verb in some buckets, and whether the verb may have been executed more
         than once. On one server it is repeated as usual. In a cluster, messages of the other nodes
         do not wait for a node that cannot be reached: it raises only if all outcomes are errors."""
-        if len(self._buckets()) == 1:
+        if self.keys.buckets == 1:
             reply, repeated, _ = self._run(verb, *calls[0])
             return [reply], repeated
         effort = Effort(everywhere=True)

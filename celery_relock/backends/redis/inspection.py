@@ -49,7 +49,7 @@ class Inspection(NamedTuple):
         bucket = "0" if self.own_keys.buckets == 1 else "*"
         match = f"{start}:{{{bucket}}}:[lq]:{pattern}"
         keys: list[str] = []
-        metas = list(map(self.own_keys.meta, range(self.own_keys.buckets)))
+        metas = list(map(self.own_keys.meta, self.own_keys.every_bucket))
         for server, _ in self.transport.masters(metas):
             for found in scanned(server, ("SCAN",), "MATCH", match, "COUNT", str(SCANNED)):
                 keys += [key for raw in found if (key := self._lock_key(raw))]
@@ -63,7 +63,7 @@ class Inspection(NamedTuple):
         keys = [self.own_keys.lock(name)]
         if self.own_keys.is_shortened(name):
             keys += [
-                f"{self.own_keys.prefix(bucket)}l:{name}" for bucket in range(self.own_keys.buckets)
+                f"{self.own_keys.prefix(bucket)}l:{name}" for bucket in self.own_keys.every_bucket
             ]
         return keys
 
@@ -81,7 +81,7 @@ class Inspection(NamedTuple):
     def parked(self, task: str) -> ParkedMessage | None:
         calls = [
             [self.own_keys.parked(bucket), self.own_keys.sent(bucket)]
-            for bucket in range(self.own_keys.buckets)
+            for bucket in self.own_keys.every_bucket
         ]
         for at, *rest in self._run("where", calls, [task]):
             if rest:
@@ -97,7 +97,7 @@ class Inspection(NamedTuple):
         return dict(zip(texts[::2], texts[1::2], strict=True))
 
     def messages(self) -> Iterator[list[str]]:
-        for bucket in range(self.own_keys.buckets):
+        for bucket in self.own_keys.every_bucket:
             key = self.own_keys.parked(bucket)
             server = self.transport.at(key)
             for fields in scanned(server, ("HSCAN", key), "COUNT", str(_SURVEYED)):

@@ -46,7 +46,8 @@ class Keys:
             )
         self.namespace = namespace
         self.buckets = buckets
-        self._prefixes = [f"{namespace}:{{{bucket}}}:" for bucket in range(buckets)]
+        self.every_bucket = range(buckets)
+        self._prefixes = [f"{namespace}:{{{bucket}}}:" for bucket in self.every_bucket]
 
     def bucket(self, name: str) -> int:
         """The bucket of a lock's keys, of its line and of its calls' dedup markers: they must be in
