@@ -67,12 +67,12 @@ def trips(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Fills with each exchange of the test itself with the Redis of the locks: the first command's
     first words. Not with those of the thread that renews what other tests have left."""
     seen: list[str] = []
-    ask = Connections.ask
+    exchange = Connections.exchange
 
     def count(self: Connections, commands: Any, *rest: Any, **options: Any) -> Any:
         if threading.current_thread() is threading.main_thread():
             seen.append(commands[0][0])
-        return ask(self, commands, *rest, **options)
+        return exchange(self, commands, *rest, **options)
 
-    monkeypatch.setattr(Connections, "ask", count)
+    monkeypatch.setattr(Connections, "exchange", count)
     return seen

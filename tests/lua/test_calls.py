@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from celery_relock.backends.redis.backend import RedisBackend
-from celery_relock.backends.redis.connections import Server
+from celery_relock.backends.redis.connections import SingleServer
 from celery_relock.backends.redis.keys import SCHEMA
 from celery_relock.engine.protocol import (
     LINE,
@@ -57,7 +57,7 @@ def sent(monkeypatch, backend: RedisBackend) -> list[Sent]:
     """Fills with every script call of the backend, on its way through its connections. Threads of
     tests before this one can still make up for calls to servers that are gone."""
     calls: list[Sent] = []
-    run_each = Server.run_each
+    run_each = SingleServer.run_each
 
     def many(self, script, batch, *rest, **options):
         replies = run_each(self, script, batch, *rest, **options)
@@ -66,7 +66,7 @@ def sent(monkeypatch, backend: RedisBackend) -> list[Sent]:
                 calls.append(Sent(script.name, list(keys), list(args), _array(reply)))
         return replies
 
-    monkeypatch.setattr(Server, "run_each", many)
+    monkeypatch.setattr(SingleServer, "run_each", many)
     return calls
 
 

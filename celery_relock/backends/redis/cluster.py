@@ -164,7 +164,7 @@ class Map:
         until = time.monotonic() + (_SILENT - 0.5) * within
         for node in nodes:
             try:
-                self._learn(node, self._ask(node, within))
+                self._learn(node, self._ranges_of(node, within))
             except FAULTS as error:
                 if "cluster support disabled" in str(error).lower():
                     raise LockConfigError(
@@ -181,7 +181,7 @@ class Map:
         assert failure is not None, "a cluster has a node"
         raise failure
 
-    def _ask(self, node: Node, within: float) -> list[Any]:
+    def _ranges_of(self, node: Node, within: float) -> list[Any]:
         link = self._connect(node, within)
         try:
             link.send_command("CLUSTER", "SLOTS", check_health=False)
@@ -255,13 +255,15 @@ class Cluster(Transport):
                 outcomes[index] = error
         for node, indexes in there.items():
             part = [calls[index] for index in indexes]
-            replies = self._ask(node, script, part, effort)
+            replies = self._call_at(node, script, part, effort)
             for index, reply in zip(indexes, replies, strict=True):
                 again = partial(_called, script, calls[index], effort)
                 outcomes[index] = self.followed(node, reply, again, effort.renewing)
         return outcomes
 
-    def _ask(self, node: Node, script: Script, calls: Sequence[Call], effort: Effort) -> list[Any]:
+    def _call_at(
+        self, node: Node, script: Script, calls: Sequence[Call], effort: Effort
+    ) -> list[Any]:
         """The outcome of each call at a node."""
         if effort.everywhere:
             effort.within = _BRIEF if self.map.was_silent(node) else None
@@ -368,7 +370,7 @@ def _called(script: Script, call: Call, effort: Effort, links: Connections, aski
 
 
 def _asked(command: Command, links: Connections, asking: bool) -> Any:
-    said = links.ask([("ASKING",), command] if asking else [command], Effort())
+    said = links.exchange([("ASKING",), command] if asking else [command], Effort())
     return said[0] if isinstance(said[0], Exception) else said[-1]
 
 

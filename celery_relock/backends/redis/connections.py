@@ -3,7 +3,7 @@ repeats a command if that can help.
 
 The connections are `redis.Connection`s in a list of our own. redis-py's pools and clients give an
 answer to the wrong caller when a time limit's signal strikes, and they repeat commands unseen.
-`ask` has the recipe. This folder keeps three rules: one caller uses a connection at a time; a
+`exchange` has the recipe. This folder keeps three rules: one caller uses a connection at a time; a
 connection returns to the list only after every answer was read; and no int or float is packed
 (hiredis runs signal handlers in their repr, and crashes).
 
@@ -51,7 +51,7 @@ BRIEF = 1.0
 IN_FLIGHT = 4
 # The verbs that must reach the replicas. A release need not: if it is lost with a master, the lease
 # ends the hold, also one that was to be left to a retry or a next step, which are told of the gap.
-PROMISES = ("acquire", "debounce", "place", "renew", "heartbeat")
+REPLICATED = ("acquire", "debounce", "place", "renew", "heartbeat")
 # The verbs that a second time would do more: the next holder has the lock by then.
 ONCE = ("force_release",)
 _IN_DOUBT = "Whether it was done is not known: look at the lock before you do it again"
@@ -177,12 +177,12 @@ class Connections:
             # again, and only then the next holder would hear of its grant (benchmarks/handover.py).
             commands.insert(0, ("PING",))
         ahead = len(commands) - len(calls)
-        counts = self.replicas.needed and script.name in PROMISES
+        counts = self.replicas.needed and script.name in REPLICATED
         if counts:
             # WAIT counts the writes of its own connection, so it is sent along.
             bound = min(filter(None, (effort.within, self._limit, self._options["socket_timeout"])))
             commands.append(self.replicas.wait(bound))
-        answers = self.ask(commands, effort)
+        answers = self.exchange(commands, effort)
         if asking and isinstance(answers[ahead - 1], Exception):
             return [answers[ahead - 1]]  # the node has then redirected the call once more
         replies = answers[ahead : ahead + len(calls)]
@@ -190,7 +190,7 @@ class Connections:
             self.replicas.check(script, replies, answers[-1], effort)
         return replies
 
-    def ask(self, commands: Sequence[Command | Encoded], effort: Effort) -> list[Any]:
+    def exchange(self, commands: Sequence[Command | Encoded], effort: Effort) -> list[Any]:
         """Send commands together and read the answer to each. An error of the server is an answer.
 
         Raises:
@@ -235,9 +235,9 @@ class Connections:
                 return answers
 
     def answers(self, *commands: Command) -> list[Any]:
-        """As `ask`, and raises a RelockError if a command was not answered."""
+        """As `exchange`, and raises a RelockError if a command was not answered."""
         try:
-            return self.ask(commands, Effort())
+            return self.exchange(commands, Effort())
         except FAULTS as error:
             raise translate(error) from error
 
@@ -397,7 +397,8 @@ class Transport(ABC):
 
     @abstractmethod
     def run_each(self, script: Script, calls: Sequence[Call], effort: Effort) -> list[Any]:
-        """The outcome of each call, a reply or an error. A failed call is not repeated."""
+        """The outcome of each call, a reply or an error. It is sent again only where an idle
+        connection was stale."""
 
     @abstractmethod
     def at(self, key: str) -> Connections:
@@ -417,7 +418,7 @@ class Transport(ABC):
         """Listen at an inbox; see `Backend.listen`. `channel` returns its name in a bucket."""
 
 
-class Server(Transport):
+class SingleServer(Transport):
     """The way to one server.
 
     Args:

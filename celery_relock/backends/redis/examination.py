@@ -20,7 +20,7 @@ from redis.exceptions import ResponseError
 from ...engine.inspection import Kind, Memory, Owed, ParkedTask, Server
 from .connections import Command, Connections, Transport
 from .errors import FAULTS, fields_of, forbids, reply_of
-from .inspection import SCANNED, ask, scanned
+from .inspection import SCANNED, replies_of, scanned
 from .keys import Keys
 from .scripts import Script
 
@@ -126,7 +126,7 @@ class Examination(NamedTuple):
         found: list[ParkedTask] = []
         for links, buckets in self.transport.masters():
             looks = [("ZRANGE", self.own_keys.due(b), "0", str(most - 1)) for b in buckets]
-            due = ask(links, *looks)
+            due = replies_of(links, *looks)
             for bucket, members in zip(buckets, due, strict=True):
                 names = [member[2:] for member in members if member[:2] == b"l "]
                 for name in names[: most - len(found)]:
@@ -138,7 +138,7 @@ class Examination(NamedTuple):
         for links, buckets in self.transport.masters():
             for home in sorted(homes):
                 keys = [f"{self.own_keys.prefix(bucket)}owed:{home}" for bucket in buckets]
-                answers = ask(
+                answers = replies_of(
                     links,
                     *[("ZCARD", key) for key in keys],
                     *[("ZRANGE", key, "0", "0", "WITHSCORES") for key in keys],
@@ -155,9 +155,9 @@ class Examination(NamedTuple):
         prefix, name = self.own_keys.prefix(bucket), raw.decode(errors="surrogateescape")
         with suppress(UnicodeEncodeError):
             queue, places, messages = (f"{prefix}{kind}:{name}" for kind in "qwm")
-            (ids,) = ask(links, ("ZRANGE", queue, "0", str(_PARKED_EACH - 1)))
-            texts = ask(links, *[("HGET", messages, each.decode()) for each in ids])
-            records = ask(links, *[("HGET", places, each.decode()) for each in ids])
+            (ids,) = replies_of(links, ("ZRANGE", queue, "0", str(_PARKED_EACH - 1)))
+            texts = replies_of(links, *[("HGET", messages, each.decode()) for each in ids])
+            records = replies_of(links, *[("HGET", places, each.decode()) for each in ids])
             for text, record in zip(texts, records, strict=True):
                 with suppress(ValueError, TypeError, AttributeError):  # not of ours, or gone
                     message, place = json.loads(text), json.loads(record)

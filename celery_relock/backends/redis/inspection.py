@@ -33,7 +33,7 @@ class Inspection(NamedTuple):
     def has_layout(self) -> bool:
         # Not by `open`, which would create a namespace that somebody has misspelt.
         meta = self.own_keys.meta()
-        (found,) = ask(self.transport.at(meta), ("HMGET", meta, "schema", "buckets"))
+        (found,) = replies_of(self.transport.at(meta), ("HMGET", meta, "schema", "buckets"))
         if found == [None, None]:
             return False
         layout = [as_text(each or b"0") for each in found]
@@ -92,7 +92,7 @@ class Inspection(NamedTuple):
 
     def needed(self, key: str, execution_id: str) -> dict[str, str]:
         notes = f"{self.own_keys.prefix(bucket_of(key))}s:{execution_id}"
-        (found,) = ask(self.transport.at(notes), ("HGETALL", notes))
+        (found,) = replies_of(self.transport.at(notes), ("HGETALL", notes))
         texts = list(map(as_text, found))
         return dict(zip(texts[::2], texts[1::2], strict=True))
 
@@ -106,7 +106,7 @@ class Inspection(NamedTuple):
                     for execution_id, name in zip(fields[::2], fields[1::2], strict=True)
                     if not execution_id.startswith(b"#")
                 ]
-                yield [as_text(text) for text in ask(server, *commands) if text]
+                yield [as_text(text) for text in replies_of(server, *commands) if text]
 
     def force_release(self, key: str, execution_id: str = "") -> tuple[HoldInfo, ...]:
         meta = self.own_keys.meta(bucket_of(key))
@@ -133,7 +133,7 @@ class Inspection(NamedTuple):
         return list(map(reply_of, outcomes))
 
 
-def ask(server: Connections, *commands: Command) -> list[Any]:
+def replies_of(server: Connections, *commands: Command) -> list[Any]:
     """The answers. Raises an error among them."""
     return list(map(reply_of, server.answers(*commands)))
 
@@ -142,7 +142,7 @@ def scanned(server: Connections, scan: Command, *how: str) -> Iterator[list[byte
     """What SCAN or HSCAN finds, some at a time."""
     cursor = "0"
     while True:
-        ((following, found),) = ask(server, (*scan, cursor, *how))
+        ((following, found),) = replies_of(server, (*scan, cursor, *how))
         yield found
         cursor = following.decode()
         if cursor == "0":

@@ -16,7 +16,7 @@ from redis.sentinel import Sentinel
 
 from ...engine.platform import green
 from ...errors import LockConfigError, RelockError
-from .connections import Connections, Effort, Server
+from .connections import Connections, Effort, SingleServer
 from .errors import FAULTS
 
 Address: TypeAlias = "tuple[str, int]"
@@ -139,7 +139,7 @@ class Finder:
             if 2 * usable > len(self.hosts) or (usable and shunned):
                 break
             try:
-                masters, there = self._ask(host, each)
+                masters, there = self._said_by(host, each)
                 services |= masters.keys()
                 if self.service in masters:
                     votes.append(self._vote(masters[self.service], there))
@@ -149,12 +149,12 @@ class Finder:
                 self._silent[host] = time.monotonic()
         return votes, failures, services
 
-    def _ask(self, host: Address, within: float) -> tuple[dict[str, dict[bytes, bytes]], Any]:
+    def _said_by(self, host: Address, within: float) -> tuple[dict[str, dict[bytes, bytes]], Any]:
         """What a Sentinel says of each service, and the address that it tells for ours."""
         # Under gevent a socket belongs to its thread, and the keep-alive thread looks, too.
         links = self._to(host) if (alone := green()) else self._links[host]
         address = "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.service
-        states, there = links.ask([("SENTINEL", "MASTERS"), address], Effort(within))
+        states, there = links.exchange([("SENTINEL", "MASTERS"), address], Effort(within))
         if alone:
             links.close()
         for answer in (states, there):
@@ -221,7 +221,7 @@ class ToMaster(Connections):
         return (link.host, link.port) == self._finder.address
 
 
-class Watched(Server):
+class Watched(SingleServer):
     """The way to the master that Sentinels name. A command is repeated for as long as a failover
     takes."""
 

@@ -29,7 +29,7 @@ from ...engine.interrupt import is_thrown_in
 from ...engine.protocol import LONGEST
 from ...errors import LockConfigError
 from .cluster import FAILOVER, Cluster, Node, Remap
-from .connections import NONE, Connections, Replicas, Server, Transport
+from .connections import NONE, Connections, Replicas, SingleServer, Transport
 from .errors import FAULTS
 from .sentinel import Finder, ToMaster, Watched
 from .tls import check_tls
@@ -165,7 +165,7 @@ def _server(options: dict[str, Any], replicas: Replicas) -> Transport:
     where = kwargs.get("path") or ("127.0.0.1" if host == "localhost" else host)
     address = where, str(kwargs.get("port") or 6379), str(kwargs["db"])
     lists = Connections(kind, kwargs, replicas), Connections(kind, kwargs, replicas, limit=1.0)
-    return _known(Server(*lists, address), options)
+    return _known(SingleServer(*lists, address), options)
 
 
 def _watched(

@@ -671,8 +671,8 @@ def test_a_cluster_of_silent_nodes_is_given_up_after_a_few(
         node.pause()
     try:
         nodes_map = backend_of(f"redis+cluster://{url}", "ns").transport.map
-        asked, ask = [], nodes_map._ask
-        monkeypatch.setattr(nodes_map, "_ask", lambda *of: (asked.append(of[0]), ask(*of))[1])
+        asked, ask = [], nodes_map._ranges_of
+        monkeypatch.setattr(nodes_map, "_ranges_of", lambda *of: (asked.append(of[0]), ask(*of))[1])
         with pytest.raises(redis.TimeoutError):
             nodes_map.look()
         assert len(asked) <= 2

@@ -98,7 +98,7 @@ def test_an_answer_never_goes_to_another_call_whenever_a_signal_raises(
 def test_so_many_are_kept_while_nobody_uses_them(redis_url: str) -> None:
     links = list_of(f"{redis_url}?client_name=bound")
     threads = [
-        threading.Thread(target=lambda: links.ask([("BLPOP", "never", "0.3")], Effort()))
+        threading.Thread(target=lambda: links.exchange([("BLPOP", "never", "0.3")], Effort()))
         for _ in range(3 * MOST_IDLE)
     ]
     for thread in threads:
@@ -126,20 +126,20 @@ def test_those_that_were_idle_for_long_are_closed_and_not_used_again(
     monkeypatch.setattr(connections, "IDLE_FOR", 0.2)
     time.sleep(0.3)
     assert idle_in(links) == 3
-    links.ask([("PING",)], Effort())
+    links.exchange([("PING",)], Effort())
     assert idle_in(links) == 1
     assert links._take(None)[0] not in taken
 
 
 def test_a_connection_that_the_server_closed_is_replaced_unnoticed(redis_url: str) -> None:
     links, effort = list_of(f"{redis_url}?client_name=doomed"), Effort()
-    links.ask([("PING",)], effort)
+    links.exchange([("PING",)], effort)
     with redis.Redis.from_url(redis_url, protocol=2) as admin:
         for each in admin.client_list():
             if each["name"] == "doomed":
                 admin.client_kill_filter(_id=each["id"])
     time.sleep(1.1)  # from then on it is looked at before it is used
-    assert links.ask([("ECHO", "a")], effort) == [b"a"]
+    assert links.exchange([("ECHO", "a")], effort) == [b"a"]
     assert effort.unheard == 0, "it was not sent to the one that was closed"
 
 
@@ -158,12 +158,12 @@ def test_a_frozen_server_keeps_the_keep_alive_thread_no_longer_than_said(
     server = own_redis()
     links = list_of(server.url, limit=limit)
     if kept:
-        links.ask([("PING",)], Effort(within))
+        links.exchange([("PING",)], Effort(within))
     server.pause()
     try:
         started = time.monotonic()
         with pytest.raises(redis.TimeoutError):
-            links.ask([("PING",)], Effort(within))
+            links.exchange([("PING",)], Effort(within))
         # A new connection has a limit of its own, whatever is asked for.
         said = within if kept else min(within, limit)
         assert said * 0.8 < time.monotonic() - started < said + 10
@@ -212,7 +212,7 @@ def test_how_often_a_command_may_have_been_executed_is_known(
 def test_nothing_is_sent_and_nothing_counted_where_nobody_answers() -> None:
     links, effort = list_of("redis://127.0.0.1:1"), Effort()
     with pytest.raises(redis.ConnectionError):
-        links.ask([("PING",)], effort)
+        links.exchange([("PING",)], effort)
     assert effort.unheard == 0
 
 
@@ -236,20 +236,22 @@ def test_what_a_server_has_refused_was_not_executed(
     assert "is not known" not in str(told.value)
     links, effort = backend.transport.at(""), Effort()
     with pytest.raises(redis.ConnectionError):
-        links.ask([("PING",)], effort)
+        links.exchange([("PING",)], effort)
     assert effort.unheard == 0
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_uses_none_of_its_parents_connections(redis_url: str) -> None:
     links = list_of(redis_url)
-    (mine,) = links.ask([("CLIENT", "ID")], Effort())
+    (mine,) = links.exchange([("CLIENT", "ID")], Effort())
     child = os.fork()
     if child == 0:
-        (own,) = links.ask([("CLIENT", "ID")], Effort())
+        (own,) = links.exchange([("CLIENT", "ID")], Effort())
         os._exit(7 if own != mine else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    assert links.ask([("CLIENT", "ID")], Effort()) == [mine], "the child has closed its parent's"
+    assert links.exchange([("CLIENT", "ID")], Effort()) == [mine], (
+        "the child has closed its parent's"
+    )
 
 
 def test_no_number_is_given_to_be_packed(

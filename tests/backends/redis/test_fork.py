@@ -57,7 +57,7 @@ def test_a_child_that_c_code_forks_keeps_its_own_locks_over_connections_of_its_o
 
         def ours():
             links = first.backend.transport.at(first.backend.keys.meta())
-            (answer,) = links.ask([("CLIENT", "ID")], Effort())
+            (answer,) = links.exchange([("CLIENT", "ID")], Effort())
             return answer
 
         first = engine()

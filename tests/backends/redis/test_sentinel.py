@@ -376,8 +376,8 @@ def test_sentinels_that_are_gone_or_silent_cost_a_moment_once(
     runs.release(runs.held("a"))
     backend: Any = runs.engine.backend
     close(backend.transport)
-    asked, ask = [], Finder._ask
-    monkeypatch.setattr(Finder, "_ask", lambda *of: (asked.append(of[1]), ask(*of))[1])
+    asked, ask = [], Finder._said_by
+    monkeypatch.setattr(Finder, "_said_by", lambda *of: (asked.append(of[1]), ask(*of))[1])
     runs.release(runs.held("a"))
     assert {port for _, port in asked} == {service.sentinels[2].port}
 
