@@ -21,7 +21,7 @@
 -- Reply {ATTEMPT, ms, label}: another attempt of the same execution lives, for ms more without renewal
 -- Reply {ENDED}: the execution, or this attempt, has ended already
 -- Reply {ENDED, replaced}: it has not begun, and will not: another one has taken its place
--- Keeps: at most `limit` live permits; nobody beside sharers; re-entry never waits; only whom those ahead wait for overtakes; idempotent
+-- Keeps: at most `limit` live permits; nobody beside sharers; re-entry never waits; it passes only those who wait for it; idempotent
 -- Uses: lib/publish
 
 local meta, tombstone, first = KEYS[1], KEYS[2], KEYS[3]
@@ -223,8 +223,8 @@ local function answer()
     Claim.leave_other_places(me, {})
     return { 'DEADLOCK', unpack(path) }
   end
-  -- Who waits for a hold that cannot end before this execution has the lock would wait for ever ahead of it;
-  -- so does, perhaps, who waits for a permit that it may join: whose that is can wait for it.
+  -- Pass those ahead who wait for a hold of this execution's own call stack, or for a permit that it may
+  -- join: neither can move before this one does.
   local looks = blocked and (stuck or next(missing.joins))
   for i, lock in ipairs(looks and locks or {}) do
     if ahead[i] and Deadlock.is_behind_itself(call, execution, me, lock, limits[i], stuck, missing.joins) then

@@ -87,11 +87,11 @@ if held or not waiter then
   local fence = waiter and held.fence or Base.next_fence(meta, call.micros)
   local first = waiter and math.floor(redis.call('ZSCORE', lock.queue, open) / 1000) or call.now
   local expiry = math.max(math.min(call.now + pause, first + most), call.now + 1)
-  local hold = { expiry = expiry, fence = fence, attempt = Holds.KEPT, owner = PAUSE }
+  local hold = { expiry = expiry, fence = fence, attempt = Base.KEPT, owner = PAUSE }
   Holds.write(lock, PAUSE, hold, '- a burst of calls')
 end
 asked.call = waiter and waiter.call or asked.id
-Claim.park(me, me)
+Claim.park(me, { locks = me.locks, limits = me.limits })
 redis.call('SET', tombstone, burst, 'PX', remember)
 if waiter and not held then
   redis.call('ZADD', call.prefix .. 'due', string.format('%.0f', call.now), 'l ' .. lock.name)

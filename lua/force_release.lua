@@ -47,7 +47,7 @@ local head = redis.call('ZRANGE', lock.queue, 0, 0)[1]
 local is_meant = head and (only == head or only == '' and is_waited_for(head))
 if is_meant and #reply == 0 and Holds.permits(lock) == 0 then
   local waiter = leave_line(head)
-  reply[1] = waiter and { head, waiter.line.ticket, Holds.KEPT, '- ' .. waiter.label }
+  reply[1] = waiter and { head, waiter.line.ticket, Base.KEPT, '- ' .. waiter.label }
 end
 if redis.call('EXISTS', lock.queue) == 1 then
   Turns.promote(call, lock)

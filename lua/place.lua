@@ -93,7 +93,7 @@ if oldest and not marker.holds[marker_hold] then
   return { 'BUSY', 1, oldest.expiry - now, oldest.fence, oldest.owner, text, 0, 0, 0, kept }
 end
 if not oldest then
-  local hold = { expiry = now + lease, attempt = Holds.KEPT, owner = marker_hold }
+  local hold = { expiry = now + lease, attempt = Base.KEPT, owner = marker_hold }
   hold.fence = Base.next_fence(meta, micros)
   Holds.write(marker, marker_hold, hold, '- ' .. who)
 end

@@ -112,7 +112,7 @@ local function leave_queue(lock)
   local parked_it = waiter and waiter.parked and not waiter.arrived and not stays
   local mine = waiter and waiter.attempt == attempt and (not waiter.parked or parked_it)
   local leaves = mine or waiter and waiter.parked and ended == 'execution'
-  if not leaves and waiter and waiter.parked and attempt == Holds.KEPT then
+  if not leaves and waiter and waiter.parked and attempt == Base.KEPT then
     leaves = Queue.is_awaited(lock, execution, waiter)
   end
   if leaves then
@@ -135,7 +135,7 @@ local function leave_to_successors(lock)
     elseif comes and not lock.holds[each] then
       -- A cooldown keeps everybody out, its own workflow too: nobody else has such an owner.
       local owner = string.sub(each, 1, 9) == 'cooldown.' and each or hold.owner
-      local kept = { fence = hold.fence, attempt = Holds.KEPT, owner = owner, shared = hold.shared }
+      local kept = { fence = hold.fence, attempt = Base.KEPT, owner = owner, shared = hold.shared }
       kept.expiry = call.now + keep
       Holds.write(lock, each, kept, label)
     end

@@ -27,7 +27,7 @@ if not waiter then
 end
 -- The message is a copy of one that runs: it waits behind its own execution.
 local hold = Base.parse(redis.call('HGET', prefix .. 'l:' .. name, execution))
-if hold and hold.attempt ~= '-' and hold.expiry > now then
+if hold and hold.attempt ~= Base.KEPT and hold.expiry > now then
   return { now }
 end
 local queue = prefix .. 'q:' .. name

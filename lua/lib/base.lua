@@ -5,6 +5,10 @@ local Base = {}
 -- How long, in ms, keys outlive their last hold or place, and a line the due time of its last place.
 Base.GRACE, Base.DAY = 60000, 86400000
 
+-- The attempt of a hold that is kept for an execution, or of a place, whose message has not come yet. No
+-- attempt has this id.
+Base.KEPT = '-'
+
 function Base.micros()
   local time = redis.call('TIME')
   return tonumber(time[1]) * 1000000 + tonumber(time[2])
@@ -103,10 +107,10 @@ end
 -- sent. A call has its place there before its message has come (it is awaited), and while it runs. These
 -- two are here for the verbs that only place, or only look.
 
--- The record of a place in a line whose message is awaited: `-` is nobody.
+-- The record of a place in a line whose message is awaited: it has no owner and no inbox so far.
 function Base.awaited(label, task, line)
   return {
-    attempt = '-',
+    attempt = Base.KEPT,
     owner = '-',
     inbox = '-',
     label = label,

@@ -21,10 +21,10 @@ end
 -- stack, and of its workflow lock. A waiter without any has no notes, and its call needs nothing of this.
 function Deadlock.note(call, execution, waiter, name)
   for _, hold in ipairs(waiter.stuck) do
-    local key = notes(call, hold)
-    if redis.call('HLEN', key) < NOTED then
-      redis.call('HSET', key, execution, name)
-      Base.outlive(life(call, waiter), key)
+    local noted = notes(call, hold)
+    if redis.call('HLEN', noted) < NOTED then
+      redis.call('HSET', noted, execution, name)
+      Base.outlive(life(call, waiter), noted)
     end
   end
 end

@@ -2,9 +2,6 @@
 
 local Holds = {}
 
--- The attempt of a hold that is kept for an execution that has not come yet. No attempt has this id.
-Holds.KEPT = '-'
-
 -- The limit of a claim that shares the lock. All shared holds are in one permit, and a lock that has this
 -- permit has no other.
 Holds.SHARED = 0
@@ -304,13 +301,13 @@ end
 -- The hold that is kept for an execution, if there is one.
 function Holds.kept(lock, execution)
   local hold = lock.holds[execution]
-  return hold and hold.attempt == Holds.KEPT and hold or nil
+  return hold and hold.attempt == Base.KEPT and hold or nil
 end
 
 -- The live hold of another attempt of an execution, if there is one.
 function Holds.other_attempt(lock, execution, attempt)
   local hold = lock.holds[execution]
-  return hold and hold.attempt ~= attempt and hold.attempt ~= Holds.KEPT and hold or nil
+  return hold and hold.attempt ~= attempt and hold.attempt ~= Base.KEPT and hold or nil
 end
 
 -- Every hold; of a lock with an index the first `most`.

@@ -47,7 +47,7 @@ local TOLD = 1000
 local function pass_on_turn(call, lock, waiter)
   local execution = redis.call('ZRANGE', lock.queue, 0, 0)[1]
   local next_one = execution and Queue.waiter(lock, execution)
-  if not next_one or next_one.attempt ~= Holds.KEPT or next_one.line.sent then
+  if not next_one or next_one.attempt ~= Base.KEPT or next_one.line.sent then
     return
   end
   if tonumber(next_one.line.ticket) < tonumber(waiter.later or 0) then
@@ -72,7 +72,7 @@ end
 local function one_has_come(call, lock)
   for _, execution in ipairs(redis.call('ZRANGE', lock.queue, 1, Queue.MOST - 1)) do
     local waiter = Queue.waiter(lock, execution)
-    if not Queue.gone(call, waiter) and waiter.attempt ~= Holds.KEPT then
+    if not Queue.gone(call, waiter) and waiter.attempt ~= Base.KEPT then
       return true
     end
   end

@@ -13,7 +13,7 @@ local OVERDUE = 60000
 -- A lock with parked executions is looked at every LOOK ms, whatever else was missed.
 local LOOK = 10000
 -- The most messages in a reply; the others are owed.
-Parked.MOST = 100
+local MOST = 100
 
 -- No message is on its way for longer than LONGEST, unless the clock was set back meanwhile.
 function Parked.on_its_way(call, waiter)
@@ -65,7 +65,7 @@ function Parked.hand_out(call, lock, execution, waiter)
     return false
   end
   waiter.first = math.min(waiter.first or call.now, call.now)
-  if can_send(call, waiter.home) and #call.messages < 3 * Parked.MOST then
+  if can_send(call, waiter.home) and #call.messages < 3 * MOST then
     waiter.sent = (waiter.sent or 0) + 1
     waiter.by, waiter.untold = call.by, nil
     redis.call('ZREM', call.prefix .. 'owed:' .. waiter.home, execution)

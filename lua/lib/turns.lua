@@ -224,7 +224,8 @@ function Turns.promote_others(call, caller)
   end
 end
 
--- Let waiters in, or hand out their messages. True if the caller has to wait.
+-- Let waiters in, or hand out their messages, here and where one that was let in has left. True if the
+-- caller has to wait.
 function Turns.promote(call, lock, caller)
   local ahead = promote(call, lock, caller)
   Turns.promote_others(call, caller)
