@@ -1,5 +1,5 @@
-"""What a backend is asked and what it answers: plain values, and the verbs, each atomic and safe to
-send twice.
+"""What a backend is asked and what it answers: the verbs, each atomic and safe to send twice, and
+below them the plain values.
 
 "Held by somebody else" is an answer here. Only a backend that cannot answer raises.
 """
@@ -16,6 +16,103 @@ SHARED = 0
 LONGEST = 315_360_000.0
 #: The modes of a lock, as users name them.
 MODES = ("exclusive", "shared")
+#: How many holds `inspect` tells of if it is not asked for more, or for certain ones.
+MOST_INSPECTED = 10
+
+
+class Backend(Protocol):
+    """Where locks live. Every verb raises LockUnavailable when the server cannot be asked and
+    LockConfigError when it must not be (somebody else's key, an old server, no permission)."""
+
+    @property
+    def id(self) -> str:
+        """The same in every process that has the same locks; tells no address and no password."""
+
+    @property
+    def replicated(self) -> bool:
+        """Whether a hold counts only when replicas have it."""
+
+    def route(self, names: Sequence[str]) -> object:
+        """What renewals of these locks share. Renewals with another route are sent by another call,
+        which does not fail with this call."""
+
+    def acquire(self, claim: Claim, waiter_lease: float = 0.0, inbox: str = "-") -> Answer:
+        """Acquire all locks of the claim, or none. With `waiter_lease` > 0 queue for them: the
+        place lives for so many seconds without a heartbeat, and `inbox` hears of the grant, and
+        later of a forced release."""
+
+    def park(self, claim: Claim, park_request: ParkRequest, inbox: str = "-") -> ParkAnswer:
+        """As `acquire`, but leave a message in the queue. A copy of an execution that holds the
+        lock is parked behind that execution."""
+
+    def release(self, request: Release) -> Released:
+        """Release what the attempt has."""
+
+    def downgrade(self, names: Sequence[str], execution_id: str, attempt_id: str) -> Downgraded:
+        """Let others share the locks that an attempt holds alone."""
+
+    def resume(self, homes: str, by: str, tasks: Sequence[str] = ()) -> Resumed:
+        """The parked messages of a broker that are to be resumed now; those of `tasks` (short ids)
+        in any case. `by` is the id of this call, for its repetition."""
+
+    def place(self, request: PlaceRequest) -> int | Conflict:
+        """Take a place in a line. Returns its ticket, which is the fencing token of the line when
+        the turn of the place has come; 0 if the execution has begun, or ended, already. Conflict:
+        another call has the marker, and there is no place."""
+
+    def withdraw(self, execution_id: str, remember: float, attempt_id: str = "") -> bool:
+        """Take a parked message, or the place of a call whose message has not come, out of its
+        queues for good; the execution counts as ended, unless `remember` is 0. False if there is
+        none. With `attempt_id` this is for that attempt alone: a message that another one has
+        parked, and that was not handed out since, stays."""
+
+    def arrived(self, execution_ids: Sequence[str], seconds: float) -> None:
+        """A worker has received these messages, which were parked, and has no slot for them yet:
+        they are not handed out again for `seconds` from now."""
+
+    def announce(self, channels: Sequence[str], worker: str, seconds: float) -> None:
+        """A worker consumes these channels, for `seconds` from now or until it says so again; with
+        0 it consumes them no longer. `worker` is an id, another id for each start."""
+
+    def consumed(self, channel: str) -> bool:
+        """Whether a worker consumes a channel now."""
+
+    def burst(self, name: str, whole: bool) -> Burst | None:
+        """The burst of a debounced call's lock that calls can still be merged into; with its
+        message if it is wanted `whole`."""
+
+    def debounce(
+        self, name: str, call: Debounce, park_request: ParkRequest
+    ) -> Parked | Burst | Full | None:
+        """Park the message of a call at the lock of its burst, in the place of the one before it.
+        Burst: it is another one than the call knows, with its message if `exactly`. None: the burst
+        that the call knows is over."""
+
+    def renew(
+        self, renewals: Sequence[Renewal], *, within: float | None = None, once: bool = False
+    ) -> list[bool]:
+        """Renew holds; False for each that is lost. `within`: the keep-alive thread calls, and
+        waits so many seconds for an answer at the most. A lock that cannot be renewed (somebody
+        else's key) hurts no other renewal. `once`: nothing is sent a second time, by no caller."""
+
+    def heartbeat(
+        self, renewals: Sequence[Renewal], *, within: float | None = None
+    ) -> list[Held | Queued | None]:
+        """Keep places in queues and find grants; None for each that neither waits nor holds.
+        `within`, and other people's keys, as for `renew`."""
+
+    def inspect(self, name: str, only: Sequence[str] = (), most: int = MOST_INSPECTED) -> LockState:
+        """Who holds a lock, and how many wait for it. A lock can have thousands of holds: these are
+        the first, or those of the executions in `only`."""
+
+    def force_release(self, name: str, execution_id: str = "") -> tuple[HoldInfo, ...]:
+        """Release the lock of its holders, or of one execution, by force, and tell them. Returns
+        their holds. A line that nobody holds goes on without the message that it waits for: the
+        place is returned, as a hold of the owner `KEPT`."""
+
+    def listen(self, inbox: str, listener: Listener) -> None:
+        """Hear the inbox's notices. Returns some seconds after the listener is not `wanted` any
+        more; else only by an exception."""
 
 
 class Claim(NamedTuple):
@@ -217,6 +314,7 @@ class Successor(NamedTuple):
     keep: float
 
 
+#: The attempt of what is kept for an execution whose message has not come. No attempt has this id.
 KEPT = "-"
 #: How the id begins that a hold is left to for `lock_cooldown`: no execution comes for it, and as
 #: its owner is this id too, nobody re-enters.
@@ -443,10 +541,6 @@ class HoldInfo(NamedTuple):
     shared: bool = False
 
 
-#: How many holds `inspect` tells of if it is not asked for more, or for certain ones.
-MOST_INSPECTED = 10
-
-
 class LockState(NamedTuple):
     """A lock as it is now: its first holds, by their fencing tokens, or those that were asked for.
     `waiting` counts the whole queue."""
@@ -457,98 +551,3 @@ class LockState(NamedTuple):
 
 #: Seconds after which a listener looks whether it is still wanted.
 STILL_WANTED = 2.0
-
-
-class Backend(Protocol):
-    """Where locks live. Every verb raises LockUnavailable when the server cannot be asked and
-    LockConfigError when it must not be (somebody else's key, an old server, no permission)."""
-
-    @property
-    def id(self) -> str:
-        """The same in every process that has the same locks; tells no address and no password."""
-
-    @property
-    def replicated(self) -> bool:
-        """Whether a hold counts only when replicas have it."""
-
-    def route(self, names: Sequence[str]) -> object:
-        """What renewals of these locks share. Renewals with another route are sent by another call,
-        which does not fail with this call."""
-
-    def acquire(self, claim: Claim, waiter_lease: float = 0.0, inbox: str = "-") -> Answer:
-        """Acquire all locks of the claim, or none. With `waiter_lease` > 0 queue for them: the
-        place lives for so many seconds without a heartbeat, and `inbox` hears of the grant, and
-        later of a forced release."""
-
-    def park(self, claim: Claim, park_request: ParkRequest, inbox: str = "-") -> ParkAnswer:
-        """As `acquire`, but leave a message in the queue. A copy of an execution that holds the
-        lock is parked behind that execution."""
-
-    def release(self, request: Release) -> Released:
-        """Release what the attempt has."""
-
-    def downgrade(self, names: Sequence[str], execution_id: str, attempt_id: str) -> Downgraded:
-        """Let others share the locks that an attempt holds alone."""
-
-    def resume(self, homes: str, by: str, tasks: Sequence[str] = ()) -> Resumed:
-        """The parked messages of a broker that are to be resumed now; those of `tasks` (short ids)
-        in any case. `by` is the id of this call, for its repetition."""
-
-    def place(self, request: PlaceRequest) -> int | Conflict:
-        """Take a place in a line. Returns its ticket, which is the fencing token of the line when
-        the turn of the place has come; 0 if the execution has begun, or ended, already. Conflict:
-        another call has the marker, and there is no place."""
-
-    def withdraw(self, execution_id: str, remember: float, attempt_id: str = "") -> bool:
-        """Take a parked message, or the place of a call whose message has not come, out of its
-        queues for good; the execution counts as ended, unless `remember` is 0. False if there is
-        none. With `attempt_id` this is for that attempt alone: a message that another one has
-        parked, and that was not handed out since, stays."""
-
-    def arrived(self, execution_ids: Sequence[str], seconds: float) -> None:
-        """A worker has received these messages, which were parked, and has no slot for them yet:
-        they are not handed out again for `seconds` from now."""
-
-    def announce(self, channels: Sequence[str], worker: str, seconds: float) -> None:
-        """A worker consumes these channels, for `seconds` from now or until it says so again; with
-        0 it consumes them no longer. `worker` is an id, another id for each start."""
-
-    def consumed(self, channel: str) -> bool:
-        """Whether a worker consumes a channel now."""
-
-    def burst(self, name: str, whole: bool) -> Burst | None:
-        """The burst of a debounced call's lock that calls can still be merged into; with its
-        message if it is wanted `whole`."""
-
-    def debounce(
-        self, name: str, call: Debounce, park_request: ParkRequest
-    ) -> Parked | Burst | Full | None:
-        """Park the message of a call at the lock of its burst, in the place of the one before it.
-        Burst: it is another one than the call knows, with its message if `exactly`. None: the burst
-        that the call knows is over."""
-
-    def renew(
-        self, renewals: Sequence[Renewal], *, within: float | None = None, once: bool = False
-    ) -> list[bool]:
-        """Renew holds; False for each that is lost. `within`: the keep-alive thread calls, and
-        waits so many seconds for an answer at the most. A lock that cannot be renewed (somebody
-        else's key) hurts no other renewal. `once`: nothing is sent a second time, by no caller."""
-
-    def heartbeat(
-        self, renewals: Sequence[Renewal], *, within: float | None = None
-    ) -> list[Held | Queued | None]:
-        """Keep places in queues and find grants; None for each that neither waits nor holds.
-        `within`, and other people's keys, as for `renew`."""
-
-    def inspect(self, name: str, only: Sequence[str] = (), most: int = MOST_INSPECTED) -> LockState:
-        """Who holds a lock, and how many wait for it. A lock can have thousands of holds: these are
-        the first, or those of the executions in `only`."""
-
-    def force_release(self, name: str, execution_id: str = "") -> tuple[HoldInfo, ...]:
-        """Release the lock of its holders, or of one execution, by force, and tell them. Returns
-        their holds. A line that nobody holds goes on without the message that it waits for: the
-        place is returned, as a hold of the owner `KEPT`."""
-
-    def listen(self, inbox: str, listener: Listener) -> None:
-        """Hear the inbox's notices. Returns some seconds after the listener is not `wanted` any
-        more; else only by an exception."""
