@@ -15,6 +15,8 @@ def test_what_has_arrived_is_not_sent_again_until_its_worker_says_nothing_more(d
     assert desk.place("r2")["back"] - desk.now_ms() > 50_000, "it is never due sooner"
 
     desk.lapse_place("r2", back=1)
+    desk.backend.arrived(["r2"], 60.0)
+    assert desk.place("r2")["back"] == 1, "what is late is sent again"
     desk.all_due()
     assert desk.resume() == ["r2"]
 

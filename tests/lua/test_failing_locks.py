@@ -8,6 +8,7 @@ import logging
 import pytest
 
 from celery_relock.engine.protocol import Held, Queued, Release, Renewal, Successor
+from celery_relock.errors import LockConfigError
 from tests.support import wait_for
 
 
@@ -54,8 +55,8 @@ def test_a_hold_that_cannot_be_left_to_its_retry_is_told(desk, told):
 def test_a_release_that_does_nothing_at_all_is_an_error(desk):
     desk.client.set(desk.keys.lock("a"), "somebody's")
 
-    with pytest.raises(Exception, match="a key is in use for something else"):
-        desk.release("r1")
+    with pytest.raises(LockConfigError, match="a key is in use for something else"):
+        desk.release("r1", names=("a", "b"))
 
 
 def test_a_look_at_what_is_parked_tells_what_it_put_off_and_goes_on(desk, told):
