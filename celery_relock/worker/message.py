@@ -69,6 +69,12 @@ def running_request() -> Any | None:
     return None
 
 
+def running_task() -> Any:
+    """The task of that request. The current app need not be its app."""
+    stack = _task_stack.stack
+    return next(task for task in stack if any(each.id for each in task.request_stack.stack))
+
+
 def begin_call(task: Any) -> tuple[Any, Delivery] | tuple[None, None]:
     """A task's body begins: mark the request that it begins for, and return it.
 

@@ -26,8 +26,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from celery import current_app
-
 from ..declaration import engine_of
 from ..engine import events, ids, reentrancy
 from ..engine.crash import journal
@@ -48,6 +46,7 @@ from ..worker.message import (
     is_retry,
     keep_for,
     running_request,
+    running_task,
 )
 from ..worker.states import Dropped, SentAgain, Waits, end_dropped
 
@@ -387,17 +386,13 @@ def on_publish(headers: Any, body: Any, header: Any) -> None:
     running = running_request()
     if running is None:
         return
-    untaken: dict[Any, Any] = {}
-    if not (has_begun(running) or holds_of(running)):
-        untaken = {lock.id: lock._asdict() for lock in workflow_locks(running)}
-    is_next = untaken.keys() & stamped(headers.get("stamps"))
-    if is_next or (untaken and _goes_on(headers, body, running)):
-        _take_over(running)
     holds = holds_of(running)
     # `told`: the locks that the next message may need. It is told of those that its stamp names.
     # A retry's header has those of the attempt before, also what that could not acquire: it must
     # not run without them.
-    told = untaken | {lock.get("id"): lock for lock in header.get("workflow_locks") or ()}
+    told = {lock.get("id"): lock for lock in header.get("workflow_locks") or ()}
+    if not has_begun(running):
+        told = {lock.id: lock._asdict() for lock in workflow_locks(running)} | told
     told |= {hold.lock.id: hold.told()._asdict() for hold in holds}
     if not told:
         return
@@ -407,8 +402,10 @@ def on_publish(headers: Any, body: Any, header: Any) -> None:
     named = stamped(headers.get("stamps"))
     if locks := [lock for each, lock in told.items() if each in named]:
         header["workflow_locks"] = locks
+        if not has_begun(running):
+            _take_over(running)
         # The call stack does not show them where the body ran in a context of its own.
-        mine = [hold.lease.claim.execution_id for hold in holds]
+        mine = [hold.lease.claim.execution_id for hold in holds_of(running)]
         which = "before" if is_retry(headers, running) else "ancestors"
         header[which] = [*dict.fromkeys((*mine, *header.get(which, ())))]
 
@@ -416,9 +413,9 @@ def on_publish(headers: Any, body: Any, header: Any) -> None:
 def _take_over(running: Any) -> None:
     """A step goes on though its own `__call__` has skipped its `run`: what was left to it goes on,
     too. What cannot be had, the next step acquires as `on_gap` says."""
-    task = current_app.tasks[running.task]
-    for lock in workflow_locks(running):
-        hold = _hold_for(task, running, lock)
+    taken = {hold.lock.id for hold in holds_of(running)}
+    for lock in (each for each in workflow_locks(running) if each.id not in taken):
+        hold = _hold_for(running_task(), running, lock)
         held = None
         with suppress(RelockError):
             held = hold.engine.acquire(hold.lease, 0.0)

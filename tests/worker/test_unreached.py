@@ -6,7 +6,7 @@ import os
 import signal
 
 import pytest
-from celery import chain
+from celery import chain, group
 
 from celery_relock import locked
 from celery_relock.admin import Locks
@@ -34,8 +34,8 @@ def stay(worker, account, count):
     return found(worker.journal.wait_for(lambda events: len(found(events)) >= count))
 
 
-def others_wait(app, name):
-    wait_for(lambda: engine_here(app).inspect(name).waiting == 1, what="a waiter")
+def others_wait(app, name, count=1):
+    wait_for(lambda: engine_here(app).inspect(name).waiting == count, what="a waiter")
 
 
 @pytest.mark.parametrize("how", ENDS)
@@ -110,17 +110,20 @@ def test_what_is_left_to_a_task_that_a_cold_shutdown_ends_before_its_body_is_fre
     wait_for(lambda: once.marked(account, "") is None, 10, "the marker to be free")
 
 
-def test_the_steps_behind_one_that_skipped_its_body_run_under_the_lock(worker, account):
+@pytest.mark.parametrize("how", ["skip", "skip beside another app"])
+def test_the_steps_behind_one_that_skipped_its_body_run_under_the_lock(worker, account, how):
     app, plain, last = worker.module.app, worker.module.plain, worker.module.last
     key = f"workflow:{account}"
     for _ in range(2):
-        steps = plain.si(account, "run"), plain.si(account, "skip"), last.si(account, "run")
+        steps = plain.si(account, "run"), plain.si(account, how), last.si(account, "run")
         locked(chain(*steps), key=key).delay()
     assert entered(worker, account, 2) == ["plain", "last"]
     others_wait(app, key)
     worker.journal.add(f"go {account}")
     assert entered(worker, account, 4) == ["plain", "last", "plain", "last"]
     wait_until_free(worker, key, 10)
+    names = [event.name for event in worker.journal.events(account=account)]
+    assert names == ["inside", "inside", "outside"] * 2
 
 
 def test_the_step_behind_one_that_skipped_its_body_waits_if_the_lock_was_lost(worker, account):
@@ -136,3 +139,22 @@ def test_the_step_behind_one_that_skipped_its_body_waits_if_the_lock_was_lost(wo
     worker.journal.add(f"go {account}")
     assert entered(worker, account, 2) == ["plain", "last"]
     wait_until_free(worker, key, 10)
+
+
+def test_each_step_behind_one_that_skipped_its_body_waits_if_one_of_two_locks_was_lost(
+    worker, account
+):
+    app, plain, last = worker.module.app, worker.module.plain, worker.module.last
+    outer, inner = f"outer:{account}", f"workflow:{account}"
+    both = group(last.si(account, "run") for _ in range(2))
+    steps = chain(plain.si(account, "run"), plain.si(account, "skip later"), both)
+    locked(locked(steps, key=inner), key=outer).delay()
+    stay(worker, account, 1)
+    assert Locks(app).release(inner)
+    with lock_of(worker, inner):
+        worker.journal.add(f"skip {account}")
+        others_wait(app, inner, 2)
+    worker.journal.add(f"go {account}")
+    assert entered(worker, account, 3) == ["plain", "last", "last"]
+    wait_until_free(worker, outer, 10)
+    wait_until_free(worker, inner, 10)

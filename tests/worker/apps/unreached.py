@@ -53,7 +53,12 @@ class PlainOwnCall(celery.Task):
         if how == "skip later":
             journal.add("stays", account=account)
             journal.wait_for(f"skip {account}", 30)
+        if how == "skip beside another app":
+            celery.Celery("another")  # it is the current one from now on
         return "skipped" if how.startswith("skip") else super().__call__(account, how)
+
+    def after_return(self, *_: Any) -> None:
+        app.set_current()
 
 
 def enter(task: celery.Task, account: str) -> None:
