@@ -45,8 +45,8 @@ from ..engine.protocol import (
     Full,
     Held,
     OtherAttempt,
-    ParkAnswer,
     Parked,
+    ParkRequest,
     Successor,
     lock_names,
 )
@@ -359,8 +359,9 @@ def _wait_behind(attempt: Attempt, answer: OtherAttempt, error: LockConflict) ->
     discarded if the execution has ended, and takes over if it has died.
     """
     policy, message, found = attempt.options.on_conflict, attempt.message, None
-    if policy == "wait" or callable(policy):
-        found = _try_to_park(attempt, None)
+    request = _park_request(attempt, None) if policy == "wait" or callable(policy) else None
+    if request is not None:
+        found = attempt.engine.park(attempt.lease, request)
     if isinstance(found, Held):
         return found
     if isinstance(found, Ended):
@@ -376,10 +377,13 @@ def _park(attempt: Attempt, answer: Conflict | OtherAttempt, error: LockConflict
     left = seconds_left(message, attempt.options)
     if left is not None and left <= 0:
         _refuse(attempt, answer, error)
+    request = _park_request(attempt, left)
+    if request is None:
+        return _send_again(attempt, answer, error)
     if not (isinstance(answer, Conflict) and answer.parked):
         # Before it is parked: afterwards it may have been resumed, and its result been stored.
         show_blocked(attempt.task, message, error, answer)
-    found = _try_to_park(attempt, left)
+    found = attempt.engine.park(attempt.lease, request)
     if not isinstance(found, Parked):
         show(attempt.task, message.id, STARTED)  # it goes on in its slot
     if isinstance(found, Held):
@@ -390,12 +394,12 @@ def _park(attempt: Attempt, answer: Conflict | OtherAttempt, error: LockConflict
         _refuse(attempt, answer, deadlock(attempt, found))
     if isinstance(found, Parked):
         raise Waits(f"parked: {error.reason}")
-    return _send_again(attempt, answer, error) if found is None else None
+    return None
 
 
-def _try_to_park(attempt: Attempt, left: float | None) -> ParkAnswer | None:
-    """Park the message. None: it cannot be parked."""
-    task, engine, lease, options, message, _ = attempt
+def _park_request(attempt: Attempt, left: float | None) -> ParkRequest | None:
+    """How to park the message. None: it cannot be parked."""
+    task, _, lease, options, message, _ = attempt
     bounds = {"patience": seconds_to_resume(left, message), "most": options.max_parked}
     came = header_of(message)
     header = came.made_own()
@@ -407,7 +411,7 @@ def _try_to_park(attempt: Attempt, left: float | None) -> ParkAnswer | None:
         # Two messages without a header may be copies, or two calls: each counts as an execution.
         lease.claim = lease.claim._replace(execution_id=header.execution_id)
         note(message, header)
-    return engine.park(lease, request)
+    return request
 
 
 def _send_again(attempt: Attempt, answer: Conflict | OtherAttempt, error: LockConflict) -> Held:

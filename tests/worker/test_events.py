@@ -111,6 +111,15 @@ def test_a_task_that_waits_is_blocked_in_a_monitor_until_its_body_begins(
     assert len(monitor.of(sent.id, "task-blocked")) == 1
 
 
+def test_a_task_that_cannot_be_parked_is_never_blocked_in_a_monitor(worker, monitor, account, held):
+    large = {"headers": {"large": "x" * 1_000_000}}
+    sent = worker.module.works.apply_async((account,), **large)
+    wait_for(lambda: len(monitor.of(sent.id, "task-retried")) > 1, what="the second time")
+    shown = {event["type"] for event in monitor.of(sent.id, "task")}
+    assert shown - {"task-sent"} == {"task-received", "task-started", "task-retried"}
+    assert sent.state == "RETRY"
+
+
 def test_a_parked_task_that_is_revoked_is_revoked_in_a_monitor(worker, monitor, account):
     with lock_of(worker, f"account:{account}"):
         sent = worker.module.works.delay(account)
