@@ -118,23 +118,16 @@ def obtain(attempt: Attempt) -> Held | None:
         Late: it is a copy of one that has ended.
         LockUnavailable, LockConfigError: from the backend.
     """
-    task, engine, lease, options, message, _ = attempt
+    task, engine, lease, _, message, _ = attempt
     if lease.put_off_since and message is not None and _has_failed(task, message):
         withdraw_later(engine, lease.claim.execution_id)
         raise Late("has ended already: it failed while its place could not be removed")
-    waits = _waits_in_its_slot(options.on_conflict, message)
-    wait = _patience_in_slot(attempt) if waits else 0.0
-    to_warn = waits and message is not None and bool(header_of(message).ancestors)
     try:
         if attempt.kept_fences and max(lease.claim.limits) > 1:
             _wait_for_the_attempt_before(attempt)
         while True:
             try:
-                answer = engine.acquire(lease, 0.0 if to_warn else wait)
-                if to_warn and isinstance(answer, Conflict | OtherAttempt):
-                    to_warn = False  # before the wait, which may be until a time limit
-                    _warn_of_an_ancestor(attempt, answer)
-                    continue
+                answer = engine.acquire(lease)
                 held = answer if isinstance(answer, Held) else _decide(attempt, answer)
                 if held is not None:
                     return held
@@ -255,27 +248,23 @@ def _decide(attempt: Attempt, answer: Conflict | OtherAttempt | Ended | Deadlock
     policy = "duplicate" if copy is not None else _policy(options, answer, error)
     if policy not in WAITS and isinstance(answer, Conflict) and answer.fence in attempt.kept_fences:
         policy = "wait"
+    # Without a message it cannot wait elsewhere.
+    stays = policy == "block" or (policy in WAITS and message is None)
+    if policy in WAITS:
+        _warn_of_an_ancestor(attempt, answer)
+    if stays:
+        return _stay(attempt, _patience_in_slot(attempt))
     attempt.lease.tell("conflict", error.reason, policy=_as_done(policy, attempt))
     if copy is not None:
         return _wait_behind(attempt, copy, error)
-    if policy in WAITS:
-        _warn_of_an_ancestor(attempt, answer)
-    if policy == "wait" and message is not None:
+    if policy == "wait":
         return _park(attempt, answer, error)
-    if policy == "retry" and message is not None:
+    if policy == "retry":
         return _send_again(attempt, answer, error)
-    if callable(options.on_conflict) and policy in WAITS:
-        # The policy was not known when the lock was first asked for, without a wait.
-        return _stay(attempt, _patience_in_slot(attempt), error)
     if policy == "drop":
         attempt.lease.tell("dropped", error.reason)
         _refuse(attempt, answer, Dropped(error))
     _refuse(attempt, answer, error)
-
-
-def _waits_in_its_slot(policy: Any, message: Any | None) -> bool:
-    """Whether that is what a policy asks for; without a message it cannot wait elsewhere."""
-    return policy == "block" or (message is None and policy in ("wait", "retry"))
 
 
 def _patience_in_slot(attempt: Attempt) -> float:
@@ -336,20 +325,11 @@ def _policy(options: LockOptions, answer: Conflict | OtherAttempt, error: LockCo
 
 
 def _as_done(policy: str, attempt: Attempt) -> str:
-    """The policy as it is carried out, and told:
-
-    - `wait`, `retry`, of a message: so, or `raise` when the time to wait is over;
-    - `wait`, `retry`, without a message: the first answer came without a wait in its slot, so it
-      has none and this raises, unless a callable has chosen just now: then it waits;
-    - who has waited in its slot: `block`.
-    """
-    if attempt.lease.waits_since:
-        return "block"
-    if policy in ("wait", "retry") and attempt.message is not None:
-        left = seconds_left(attempt.message, attempt.options)
-        return "raise" if left is not None and left <= 0 else policy
-    waits = _waits_in_its_slot(policy, attempt.message)
-    return "raise" if waits and not callable(attempt.options.on_conflict) else policy
+    """The policy as it is carried out, and told: `raise` when the time to wait is over."""
+    if policy not in WAITS:
+        return policy
+    left = seconds_left(attempt.message, attempt.options)
+    return "raise" if left is not None and left <= 0 else policy
 
 
 def _wait_behind(attempt: Attempt, answer: OtherAttempt, error: LockConflict) -> Held | None:
@@ -369,7 +349,7 @@ def _wait_behind(attempt: Attempt, answer: OtherAttempt, error: LockConflict) ->
     pause = min(max(answer.remaining, FIRST_PAUSE), LONGEST_PAUSE)
     if isinstance(found, Parked) or send_again(attempt.task, message, pause):
         raise Waits(f"waits: {error.reason}")
-    return _stay(attempt, None, error)
+    return _stay(attempt, None)
 
 
 def _park(attempt: Attempt, answer: Conflict | OtherAttempt, error: LockConflict) -> Held | None:
@@ -423,7 +403,7 @@ def _send_again(attempt: Attempt, answer: Conflict | OtherAttempt, error: LockCo
     if pause is None:
         _refuse(attempt, answer, error)
     _try_later(attempt, pause, error)
-    return _stay(attempt, seconds_left(message, attempt.options), error)
+    return _stay(attempt, seconds_left(message, attempt.options))
 
 
 def _try_later(attempt: Attempt, pause: float, error: RelockError) -> None:
@@ -446,18 +426,21 @@ def _try_later(attempt: Attempt, pause: float, error: RelockError) -> None:
         raise sent from None
 
 
-def _stay(attempt: Attempt, wait: float | None, error: LockConflict) -> Held:
+def _stay(attempt: Attempt, wait: float | None) -> Held:
     """Wait in the worker's slot, also for a message that could not be sent again.
 
     The message may be acknowledged already, so to end here would lose it. If it was sent in spite
     of the error, it is a copy of this execution.
     """
-    while isinstance(answer := attempt.engine.acquire(attempt.lease, wait), Ended):
+    lease = attempt.lease
+    while isinstance(answer := attempt.engine.acquire(lease, wait), Ended):
         _claim_anew(attempt)
     if isinstance(answer, Held):
         return answer
     if isinstance(answer, Deadlocked):
         raise deadlock(attempt, answer)
+    error = _conflict_error(attempt, answer)
+    lease.tell("conflict", error.reason, policy="block" if lease.waits_since else "raise")
     _refuse(attempt, answer, error)
 
 

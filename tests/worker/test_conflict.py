@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +18,7 @@ from celery_relock.worker import conflict
 from celery_relock.worker.conflict import pause_before
 from tests.support import wait_for
 from tests.support.messages import send_in_protocol_1
-from tests.support.parked import wait_until_parked
+from tests.support.parked import lock_of, state_of, wait_until_parked
 from tests.support.permits import permits
 
 
@@ -61,6 +63,27 @@ def test_block_ends_in_a_conflict_after_lock_max_wait(worker, account, holder):
     assert 0.4 < time.monotonic() - started < 15
     holder()
     assert worker.module.blocks_briefly.delay(account).get(timeout=20) > 0
+
+
+@pytest.mark.parametrize("name", ["blocks", "chooses_to_block", "cannot_be_sent_again"])
+def test_a_conflict_after_a_wait_in_the_slot_names_who_holds_the_lock_then(
+    worker, account, holder, name
+):
+    lock = lock_of(worker, f"account:{account}")
+
+    def wait_until_queued(count):
+        wait_for(lambda: state_of(worker, lock.name).waiting == count, what=f"{count} waiters")
+
+    with ThreadPoolExecutor(1) as next_holder:
+        acquired = next_holder.submit(lock.acquire)
+        wait_until_queued(1)
+        result = getattr(worker.module, name).apply_async((account,), lock_max_wait=3)
+        wait_until_queued(2)
+        holder()
+        assert acquired.result(20)
+        with pytest.raises(LockConflict, match=rf"is held by Lock \S+:{os.getpid()} .*'"):
+            result.get(timeout=20)
+        next_holder.submit(lock.release).result(20)
 
 
 def test_lock_max_wait_counts_the_wait_for_its_turn_before_that_in_the_slot(

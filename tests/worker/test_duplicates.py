@@ -43,7 +43,10 @@ def message(worker):
         one.let_go()
 
 
-@pytest.mark.parametrize("name", ["works", "works_or_raises", "works_or_drops", "works_acked_late"])
+WAIT = ["works", "works_or_raises", "works_or_drops", "works_or_blocks"]
+
+
+@pytest.mark.parametrize("name", [*WAIT, "works_acked_late"])
 def test_a_copy_waits_behind_the_execution_and_is_discarded_after_its_clean_end(
     worker, message, name
 ):
@@ -124,7 +127,7 @@ def test_a_copy_stores_no_state_where_celery_tracks_the_start(worker, message, c
     assert len(twin.permits()) == 1
 
 
-@pytest.mark.parametrize("name", ["works", "works_or_raises", "works_or_drops"])
+@pytest.mark.parametrize("name", WAIT)
 def test_a_copy_takes_over_when_the_execution_was_killed(worker, message, name):
     twin = message(name)
     twin.deliver()

@@ -32,6 +32,11 @@ def blocks(account: str) -> int:
     return waits(account)
 
 
+@app.task(base=LockedTask, lock_key=KEY, lock_on_conflict=lambda conflict: "block")
+def chooses_to_block(account: str) -> int:
+    return 1
+
+
 @app.task(base=LockedTask, lock_key=(KEY, "stock:{account}"))
 def both(account: str) -> int:
     return 1

@@ -73,6 +73,11 @@ def retries_and_then_blocks(self, account):
     return waits(self, account, 0)
 
 
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_on_conflict=lambda conflict: "block")
+def chooses_to_block(self, account):
+    return waits(self, account, 0)
+
+
 @app.task(base=LockedTask, bind=True, lock_key=KEY, lock_on_conflict="raise")
 def raises(self, account):
     return waits(self, account, 0)

@@ -46,6 +46,11 @@ def works_or_raises(self, account):
     return work(self, account)
 
 
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_ttl=4.0, lock_on_conflict="block")
+def works_or_blocks(self, account):
+    return work(self, account)
+
+
 @app.task(base=LockedTask, bind=True, lock_key=KEY, lock_ttl=4.0, **ACKS_LATE)
 def works_acked_late(self, account):
     return work(self, account)
