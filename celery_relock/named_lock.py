@@ -628,6 +628,6 @@ def workflow() -> str | None:
 
 def work() -> Work | None:
     """The task that runs here, as events carry it."""
-    from .worker.events import work_for
+    from .worker.message import work_for
 
     return work_for(sys.modules["celery._state"]._task_stack.top, None)

@@ -18,13 +18,13 @@ from celery.exceptions import Reject, Retry
 from ..declaration import engine_of
 from ..engine import events, ids, reentrancy
 from ..engine.engine import Engine
-from ..engine.events import LockEvent, label_of, logger
+from ..engine.events import LockEvent, logger
 from ..engine.hold import Body, MakeHold
 from ..engine.lease import Lease
-from ..engine.protocol import COMES_AGAIN, LINE, Claim, Successor
+from ..engine.protocol import COMES_AGAIN, LINE, Successor
 from ..errors import RelockError
 from ..worker.beside import HeldBeside
-from ..worker.conflict import Attempt, obtain, release
+from ..worker.conflict import Attempt, lease_of, obtain, release
 from ..worker.delivery import afterwards
 from ..worker.ending import (
     end_unexecuted,
@@ -34,7 +34,6 @@ from ..worker.ending import (
     locks_of,
     remember_for,
 )
-from ..worker.events import work_for
 from ..worker.message import Header, header_of, keep_for, note
 from ..worker.states import Aside, SentAgain, Waits
 from . import client
@@ -91,18 +90,16 @@ class _HeldLine(HeldBeside):
         # Its line, and its ticket there, 0 if it has been overtaken.
         self.to_retry: list[Any] = []
         self.out_of_order = ""  # why it runs out of its order, if it does
-        claim = Claim(
-            execution_id=header.execution_id,
-            attempt_id=ids.new_attempt_id(),
+        self.lease = lease_of(
+            partial(_LineLease, backend=engine.backend),
+            task,
+            message,
+            header,
             owner=COMES_AGAIN * bool(task.acks_late) + ids.short(message.id),
             names=(LINE + name,),
             limits=(1,),
             lease=self.options.ttl,
-            label=label_of(task.name, message.id),
         )
-        self.lease = _LineLease(claim, self.engine.backend)
-        self.lease.work = work_for(task, message)
-        self.lease.put_off_since = header.since
 
     @property
     def is_for_retries(self) -> bool:

@@ -2,6 +2,7 @@
 
 From top to bottom:
 
+    lease_of     what is asked for
     obtain       acquire, or wait, block, retry, drop, raise; what to do without Redis
     end_waiting  what waits does not run later
     _decide      what the answer and the task's policy make of it: one function for each
@@ -33,12 +34,14 @@ from ..engine.events import (
     describe_deadlock,
     describe_full,
     describe_own_share,
+    label_of,
     logger,
 )
 from ..engine.lease import Lease, State
 from ..engine.protocol import (
     COOLDOWN,
     LINE,
+    Claim,
     Conflict,
     Deadlocked,
     Ended,
@@ -64,7 +67,7 @@ from . import cooldown
 from .delivery import delivery_of
 from .ending import call_off, is_acknowledged, remember_unlocked, withdraw_later
 from .events import show
-from .message import header_of, inside, moment, note, running_request
+from .message import Header, header_of, inside, moment, note, running_request, work_for
 from .parking import park_request, send_again
 from .states import (
     Dropped,
@@ -100,6 +103,25 @@ class Attempt(NamedTuple):
     options: LockOptions
     message: Any | None
     kept_fences: Collection[int] = ()
+
+
+def lease_of(
+    make: Callable[[Claim], Lease], task: Any, request: Any, header: Header | None, **claim: Any
+) -> Lease:
+    """A lease for what an execution asks for, in an attempt of its own.
+
+    Args:
+        make: `Engine.lease`.
+        request: as for `work_for`.
+        header: of its message; None without one.
+        **claim: what it asks for, as for `Claim`.
+    """
+    work, own = work_for(task, request), ids.new_id() if header is None else header.execution_id
+    told = {"execution_id": own, "label": label_of(task.name, work.id), **claim}
+    lease = make(Claim(attempt_id=ids.new_attempt_id(), **told))
+    lease.work = work
+    lease.put_off_since = 0.0 if header is None else header.since
+    return lease
 
 
 def obtain(attempt: Attempt) -> Held | None:

@@ -25,7 +25,7 @@ from ..engine.interrupt import let_through
 from ..engine.lease import Lease
 from ..engine.protocol import LINE, Message
 from ..errors import LockLost
-from .message import running_request
+from .message import work_for
 from .spawned import hand_on
 
 #: The state of a task whose message is parked. Not a ready one: `get()` goes on waiting.
@@ -53,14 +53,6 @@ _has_pools = os.getpid()
 _worker: Any = None
 _told: set[str] = set()
 _silent_until: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
-
-
-def work_for(task: Any, request: Any | None) -> Work:
-    """What events say of the task that acquires a lock, by its request or in a direct call."""
-    running = running_request() if request is None else request
-    if running is None:
-        return Work(task, task.name, "")
-    return Work(task, task.name, running.id, running.hostname or "")
 
 
 def tell_reentered(task: Any, request: Any | None, leases: Mapping[str, Lease]) -> None:

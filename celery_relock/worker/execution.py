@@ -34,18 +34,16 @@ from ..declaration import Declaration, engine_of, unbegun
 from ..dedup import worker as dedup
 from ..engine import ids, reentrancy
 from ..engine.engine import Engine
-from ..engine.events import Work, label_of
 from ..engine.hold import Body, Hold, MakeHold, Share
 from ..engine.interrupt import Interruption
 from ..engine.lease import Lease, State
-from ..engine.protocol import Claim
 from ..errors import LockUnavailable, RelockError
 from ..naming.names import Misfit, bind
 from ..order import worker as order
 from ..workflow import steps
 from . import company, cooldown, retry, revocation, unlocked
 from . import events as worker_events
-from .conflict import Attempt, end_waiting, obtain, release
+from .conflict import Attempt, end_waiting, lease_of, obtain, release
 from .delivery import DELIVERY, Delivery, delivery_of, finish, to_finish
 from .ending import is_acknowledged, is_over, puts_back, remember_for
 from .message import (
@@ -272,7 +270,21 @@ class Execution:
         """
         task, message, options = self.task, self.message, self.declared.options
         engine = engine_of(self.declared.app)
-        lease = self._lease(engine, names, stuck)
+        header, descends = self.header, options.reentrant == "descendants"
+        lease = lease_of(
+            engine.lease,
+            task,
+            self.request,
+            header,
+            owner=self.owner,
+            names=names,
+            limits=tuple(map(self.limits.__getitem__, names)),
+            lease=options.ttl,
+            by_owner=options.reentrant == "workflow",
+            ancestors=ancestors_here() if descends else (),
+            stuck=stuck,
+            parked_at="" if header is None else header.parked,
+        )
         self.unasked = ()
         # What a workflow holds goes on to the retry as to any other message of the workflow.
         is_kept = options.keep_on_retry and options.hold != "workflow"
@@ -391,30 +403,6 @@ class Execution:
                 close()
             raise unbegun(task.name)
         return result
-
-    def _lease(self, engine: Engine, names: tuple[str, ...], stuck: tuple[str, ...]) -> Lease:
-        """What is asked for."""
-        options, header, task = self.declared.options, self.header, self.task
-        # As `worker_events.work_for`, written out: that is a call on the way of each task.
-        known = self.request or running_request()  # a direct call is found by whose it is
-        task_id, node = ("", "") if known is None else (known.id, known.hostname or "")
-        claim = Claim(
-            execution_id=ids.new_id() if header is None else header.execution_id,
-            attempt_id=ids.new_attempt_id(),
-            owner=self.owner,
-            names=names,
-            limits=tuple(map(self.limits.__getitem__, names)),
-            lease=options.ttl,
-            label=label_of(task.name, task_id),
-            by_owner=options.reentrant == "workflow",
-            ancestors=ancestors_here() if options.reentrant == "descendants" else (),
-            stuck=stuck,
-            parked_at="" if header is None else header.parked,
-        )
-        lease = engine.lease(claim)
-        lease.work = Work(task, task.name, task_id, node)
-        lease.put_off_since = 0.0 if header is None else header.since
-        return lease
 
 
 def _interrupted(run_body: Body, lease: Lease, make_hold: MakeHold) -> Body:

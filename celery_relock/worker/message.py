@@ -24,7 +24,7 @@ from celery._state import _get_active_apps, _task_stack
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from ..engine import ids, reentrancy
-from ..engine.events import logger
+from ..engine.events import Work, logger
 from ..errors import LockConfigError
 from ..naming.callables import called
 from ..settings import name_prefix
@@ -73,6 +73,14 @@ def running_task() -> Any:
     """The task of that request. The current app need not be its app."""
     stack = _task_stack.stack
     return next(task for task in stack if any(each.id for each in task.request_stack.stack))
+
+
+def work_for(task: Any, request: Any | None) -> Work:
+    """What events say of the task that acquires a lock, by its request or in a direct call."""
+    running = running_request() if request is None else request
+    if running is None:
+        return Work(task, task.name, "")
+    return Work(task, task.name, running.id, running.hostname or "")
 
 
 def begin_call(task: Any) -> tuple[Any, Delivery] | tuple[None, None]:

@@ -14,17 +14,14 @@ from typing import Any
 from celery import Task, shared_task
 
 from ..declaration import engine_of, refuse_protocol_1
-from ..engine import ids, reentrancy
+from ..engine import reentrancy
 from ..engine.engine import Engine
-from ..engine.events import label_of
 from ..engine.lease import Lease
-from ..engine.protocol import Claim
 from ..errors import LockConfigError
 from ..options import CALL_OPTIONS, LockOptions
 from ..settings import read_by_tasks
 from ..task import LockedTask
-from ..worker.conflict import Attempt, end_waiting, obtain, release
-from ..worker.events import work_for
+from ..worker.conflict import Attempt, end_waiting, lease_of, obtain, release
 from ..worker.message import ENTER, header_of, owner, take_options
 from ..worker.states import Dropped, end_dropped, show_started
 from . import steps
@@ -154,9 +151,7 @@ def _acquire(task: Any, message: Any, spec: Mapping[str, Any]) -> None:
     engine, _, names = _missing(task.app, spec, options)
     if not names:
         return  # the workflow lock around this one holds them
-    lease = _lease(engine, names, options, message)
-    lease.work = work_for(task, message)
-    lease.put_off_since = header_of(message).since
+    lease = _lease(engine, task, names, options, message)
     try:
         attempt = Attempt(task, engine, lease, options, message)
         if obtain(attempt) is not None:
@@ -184,9 +179,10 @@ def held(app: Any, spec: Mapping[str, Any]) -> Iterator[None]:
         with reentrancy.Relying(outer.values()):
             yield
         return
-    lease = _lease(engine, names, options, None)
+    task = app.tasks[ENTER]
+    lease = _lease(engine, task, names, options, None)
     try:
-        if obtain(Attempt(app.tasks[ENTER], engine, lease, options, None)) is not None:
+        if obtain(Attempt(task, engine, lease, options, None)) is not None:
             reentrancy.push(lease)
         with reentrancy.Relying(outer.values()):
             yield
@@ -223,18 +219,18 @@ def _limits(names: Sequence[str], options: LockOptions) -> tuple[int, ...]:
 
 
 def _lease(
-    engine: Engine, names: tuple[str, ...], options: LockOptions, message: Any | None
+    engine: Engine, task: Any, names: tuple[str, ...], options: LockOptions, message: Any | None
 ) -> Lease:
-    claim = Claim(
-        ids.new_id() if message is None else header_of(message).execution_id,
-        ids.new_attempt_id(),
-        owner("root", message),
-        names,
+    lease = lease_of(
+        engine.lease,
+        task,
+        message,
+        None if message is None else header_of(message),
+        owner=owner("root", message),
+        names=names,
         limits=_limits(names, options),
         lease=options.ttl,
-        label=label_of("locked()") if message is None else label_of(ENTER, message.id),
         stuck=reentrancy.stuck(),
     )
-    lease = engine.lease(claim)
     lease.of_workflow = True
     return lease

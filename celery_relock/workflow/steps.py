@@ -30,15 +30,13 @@ from ..declaration import engine_of
 from ..engine import events, ids, reentrancy
 from ..engine.crash import journal
 from ..engine.engine import Engine
-from ..engine.events import label_of
 from ..engine.lease import Lease
-from ..engine.protocol import Claim, Held, Successor
+from ..engine.protocol import Held, Successor
 from ..errors import LockConfigError, LockConflict, LockLost, RelockError
 from ..options import LockOptions
-from ..worker.conflict import Attempt, obtain, release
+from ..worker.conflict import Attempt, lease_of, obtain, release
 from ..worker.delivery import afterwards, delivery_of, if_any
 from ..worker.ending import end_unexecuted, is_acknowledged, is_requeued
-from ..worker.events import work_for
 from ..worker.message import (
     CANVASES,
     has_begun,
@@ -293,21 +291,21 @@ def _acquire_all(task: Any, message: Any) -> None:
 
 def _hold_for(task: Any, message: Any, lock: WorkflowLock) -> StepHold:
     engine, header = engine_of(task.app), header_of(message)
-    claim = Claim(
+    lease = lease_of(
+        engine.lease,
+        task,
+        message,
+        header,
         execution_id=hold_id(header.execution_id, lock.id),
-        attempt_id=ids.new_attempt_id(),
         owner=lock.owner,
         names=lock.names,
         limits=lock.limits,
         lease=lock.ttl,
-        label=label_of(task.name, message.id),
         # If the step before has not left its hold yet, this one joins it as a descendant. A retry
         # would run beside the attempt before.
         ancestors=() if message.retries else header.ancestors,
         stuck=reentrancy.stuck(),
     )
-    lease = engine.lease(claim)
-    lease.work = work_for(task, message)
     lease.of_workflow = True
     return StepHold(lock, engine, lease, message)
 

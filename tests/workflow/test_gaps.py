@@ -9,7 +9,7 @@ import pytest
 from celery import VERSION, chain, group
 
 from celery_relock import is_dropped, locked
-from celery_relock.errors import LockLost
+from celery_relock.errors import LockLost, LockUnavailable
 from tests.support import wait_for
 from tests.support.apps import LOOK_EVERY
 from tests.support.parked import state_of, wait_until_parked
@@ -186,10 +186,30 @@ def test_a_step_that_finds_a_stranger_in_its_lock_waits_for_its_turn(flow, task)
     wait_for(lambda: stranger.acquire(blocking=False))
     flow.consume_later()
     wait_for_state(sent.parent, "BLOCKED")
+    time.sleep(0.2)
     stranger.release()
     assert sent.get(timeout=30) == ["0", "1", "2"]
     assert [e["unbroken"] for e in flow.events("enter")] == [True, False, False]
     assert [e["is_now"] for e in flow.events("state")] == ["STARTED"]
+    enter, first, second, third = flow.worker.journal.events("acquired", lock=flow.key)
+    assert enter["waited"] == first["waited"] == third["waited"] == 0 < 0.2 <= second["waited"]
+
+
+# Celery's own way to store a result, with redis-py 8.
+@pytest.mark.filterwarnings("ignore:Call to deprecated:DeprecationWarning")
+def test_a_step_that_was_parked_and_has_failed_since_does_not_run(flow):
+    """Its failure could not be told to the Redis of the locks."""
+    sent = flow.interrupted()
+    flow.wait_for("0", event="leave")
+    stranger = flow.lock()
+    wait_for(lambda: stranger.acquire(blocking=False))
+    flow.consume_later()
+    wait_until_parked(flow.worker, flow.key)
+    flow.module.app.backend.store_result(sent.parent.id, LockUnavailable("away"), "FAILURE")
+    stranger.release()
+    flow.worker.wait_for_log(rf"{sent.parent.id}\] has ended already")
+    assert flow.is_free()
+    assert flow.check_exclusion() == ["0"]
 
 
 def test_a_worker_that_is_killed_while_the_next_step_is_in_the_broker_breaks_nothing(

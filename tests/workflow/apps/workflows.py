@@ -17,6 +17,7 @@ from celery.signals import after_task_publish, before_task_publish
 from celery_relock import Lock, LockedTask, locked
 from celery_relock.engine import reentrancy
 from celery_relock.errors import LockLost
+from celery_relock.signals import lock_acquired
 from celery_relock.workflow import steps
 from tests.support import Journal, make_app
 
@@ -59,6 +60,12 @@ def _is_killed_by_what_it_sends(body: Any = None, **_: Any) -> None:
 
 before_task_publish.connect(_is_killed_by_what_it_sends, weak=False)
 after_task_publish.connect(lambda **_: may_die("published"), weak=False)
+
+
+@lock_acquired.connect
+def _tell_the_wait(names: Any, waited: float, of_workflow: bool, **_: Any) -> None:
+    if of_workflow:
+        journal.add("acquired", lock=names[0], waited=waited)
 
 
 def permit_of(task: Any) -> tuple[int, bool]:
