@@ -15,19 +15,22 @@ from typing import Any
 
 try:
     from celery.utils.quorum_queues import detect_quorum_queues
+    from kombu.transport import native_delayed_delivery as waiting
+
+    #: Celery's exchange for what has waited. The routing key there is the number of seconds in 28
+    #: bits, with a dot behind each, and the one that the message had.
+    IS_DUE: str | None = waiting.CELERY_DELAYED_DELIVERY_EXCHANGE
 except ImportError:  # Celery 5.4 cannot consume from one
+    IS_DUE = None
 
     def detect_quorum_queues(app: Any, driver_type: str) -> tuple[bool, str]:
         return False, ""
 
 
-#: Celery's exchange for what has waited. The routing key there is the number of seconds in 28 bits,
-#: with a dot behind each, and the one that the message had.
-IS_DUE = "celery_delayed_delivery"
 #: The header in which RabbitMQ notes in which queues a message has died, also by its time to live.
 DEATHS = "x-death"
-# The exchange where it begins to wait; and how the names of all these exchanges and queues begin.
-_WAITS, _WAITING, _BITS = "celery_delayed_27", "celery_delayed_", 28
+# How the names of the queues begin in which it waits.
+_WAITING = "celery_delayed_"
 
 
 def waits_in_broker(app: Any, producer: Any, queue: str, delay: float) -> tuple[str, str] | None:
@@ -47,16 +50,12 @@ def waits_in_broker(app: Any, producer: Any, queue: str, delay: float) -> tuple[
     key = f"relock.{queue}"
     # Each time, as a queue can be deleted; nothing is changed if it is bound already.
     found.bind(producer.channel).bind_to(IS_DUE, routing_key=f"#.{key}")
-    return _WAITS, _waiting_key(seconds, key)
-
-
-def _waiting_key(seconds: int, key: str) -> str:
-    return ".".join(f"{seconds:0{_BITS}b}") + f".{key}"
+    return waiting.level_name(waiting.MAX_LEVEL), waiting.calculate_routing_key(seconds, key)
 
 
 def key_before(routing_key: str) -> str:
     """The routing key that a message had before it waited; see `IS_DUE`."""
-    return routing_key.split(".", _BITS)[-1]
+    return routing_key.split(".", waiting.MAX_NUMBER_OF_BITS_TO_USE)[-1]
 
 
 def without_waiting(headers: Mapping[str, Any]) -> dict[str, Any]:
