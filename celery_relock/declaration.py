@@ -24,6 +24,7 @@ from .naming.template import Template
 from .options import OPTION_NAMES, LockOptions
 from .settings import BackendSettings, backend_settings, enabled, name_prefix, read_by_tasks
 from .worker.message import ENTER
+from .worker.message import is_lockable as is_lockable
 from .worker.parking import Outbox
 
 _PREFIX = "lock_"
@@ -187,16 +188,10 @@ def declaration(cls: Any) -> Declaration:
     return made
 
 
-def is_locked(cls: type) -> bool:
-    """Whether a class is that of a declared `LockedTask`."""
-    return _KEPT in vars(cls)
-
-
 def locked_tasks(app: Any) -> list[Declaration]:
     """The declarations of those tasks of a finalized app that acquire a lock. Raises as
     `declaration`, if an option was set afterwards."""
-    kinds = map(type, app.tasks.values())
-    declared = [declaration(kind) for kind in kinds if is_locked(kind)]
+    declared = [declaration(type(task)) for task in app.tasks.values() if is_lockable(task)]
     return [each for each in declared if not each.rule.off]
 
 

@@ -527,12 +527,12 @@ def import_tasks(app: Any) -> None:
 
 def _names(app: Any, info: dict[str, Any]) -> tuple[str, ...]:
     """The lock names of a call that a worker described."""
-    from ..declaration import declaration, is_locked
+    from ..declaration import declaration, is_lockable
     from ..naming.names import Misfit
 
     import_tasks(app)
     task = app.tasks.get(info.get("name"))
-    if task is None or not is_locked(type(task)):
+    if not is_lockable(task):
         return ()
     try:
         call = info.get("relock") or {}

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 from celery import current_app
 
 from .. import signals
-from ..declaration import declaration, is_locked
+from ..declaration import declaration, is_lockable
 from ..engine.events import logger
 from ..errors import RelockError
 
@@ -182,8 +182,7 @@ def template_of(task: Any) -> str:
     """The template of a task's lock names: few, while names are many. "" outside of tasks, and for
     the default, the task's name with all its arguments."""
     # As declared: the key can also be the app's `relock_key`.
-    locked = task is not None and is_locked(type(task))
-    parts = declaration(type(task)).options.parts if locked else []
+    parts = declaration(type(task)).options.parts if is_lockable(task) else []
     return ", ".join(
         part if isinstance(part, str) else getattr(part, "__name__", "callable")
         for part in parts

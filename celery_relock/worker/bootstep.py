@@ -21,7 +21,6 @@ from ..declaration import (
     Declaration,
     engine_of,
     has_locks,
-    is_locked,
     locked_tasks,
     refuse_late_settings,
 )
@@ -77,7 +76,7 @@ def prepare(app: Any) -> None:
     if not has_locks(app):
         return  # nothing of ours is in use here
     for task in app.tasks.values():
-        if not is_locked(type(task)) and _PREPARED not in vars(task):
+        if not is_lockable(task) and _PREPARED not in vars(task):
             _prepare(task)
 
 

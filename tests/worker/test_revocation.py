@@ -10,10 +10,10 @@ from celery.signals import task_revoked
 
 import celery_relock.worker.revocation  # noqa: F401  # its receiver
 from celery_relock import LockedTask, declaration
-from celery_relock.declaration import is_locked
 from celery_relock.dedup import marker
 from celery_relock.engine.protocol import KEPT, PlaceRequest
 from celery_relock.worker import conflict, message
+from celery_relock.worker.message import is_lockable
 from tests.support import wait_for
 from tests.support.desk import Desk
 
@@ -136,4 +136,4 @@ def test_a_revoked_task_without_a_lock_is_none_of_ours(caplog):
 
     assert not caplog.messages
     assert app not in declaration._engines
-    assert not is_locked(type(app.tasks[plain.name]))
+    assert not is_lockable(app.tasks[plain.name])
