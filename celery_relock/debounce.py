@@ -190,7 +190,7 @@ def _message(sending: Sending, lock: str) -> tuple[str, Any]:
             "`producer` that it was given. If an apply_async or a send_task of your own publishes "
             "it, it has been sent. With lock_debounce=False in apply_async it is sent by itself."
         )
-    header = {**raw.headers[HEADER], "parked": lock}
+    header = {**raw.headers[HEADER], "parked_at": lock}
     if header.get("dedup") == ["", marker.OWN]:
         del header["dedup"]  # it is a call of a program, whichever task that runs in
     text = parked_text(task.app, raw, header)

@@ -283,7 +283,7 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
                 declare_anew(cls)  # it may be another task of the class that was registered now
             declaration(cls)
             defer_started(cls)
-            # By name: a process that only sends loads nothing of a worker.
+            # By name: a process that only sends loads neither these steps nor `execution`.
             app.steps["worker"].add("celery_relock.worker.bootstep:Locks")
             app.steps["consumer"].add("celery_relock.worker.resuming:ResumeQueues")
 

@@ -289,5 +289,5 @@ def clear_away(
 
 
 def _marker_by_name(task: Any, request: Any) -> Marker | None:
-    options, names = locks_of(task, request, "dedup")
+    options, names = locks_of(task, request, lambda its: its.dedup)
     return Marker.of(task.name, names, options.dedup) if names else None

@@ -34,7 +34,7 @@ from ..worker.ending import (
     locks_of,
     remember_for,
 )
-from ..worker.message import Header, header_of, keep_for, note
+from ..worker.message import Header, header_of, keep_for, keep_header
 from ..worker.states import Aside, SentAgain, Waits
 from . import client
 
@@ -52,14 +52,14 @@ def around(execution: Execution, body: Body) -> Any:
         with suppress(RelockError):
             end_unexecuted(engine, [LINE + name], header.execution_id, 0)
         return locked(_telling(body, False))
-    if header.order is None and header.parked:
+    if header.order is None and header.parked_at:
         # For the lock itself, before the task had an order. It keeps its place there: at the end of
         # the line it would wait for the first call of the line, and that call for it.
         return locked(_telling(body, False))
     if header.order is None:
         # It takes its place now. Wherever it comes next, also where the task has no order any more,
         # it is known to have one.
-        note(message, header._replace(order=(name, 0)))
+        keep_header(message, header._replace(order=(name, 0)))
     held = _HeldLine(execution, engine, header, name)
 
     def run() -> Any:
@@ -219,5 +219,5 @@ def clear_away(engine: Engine, request: Any, remember: float | None, task: Any, 
     if header.order:
         names = header.order[:1]
     elif header.own:  # an id made from the task id was parked under another one, if at all
-        _, names = locks_of(task, request, "order")
+        _, names = locks_of(task, request, lambda its: its.order)
     end_unexecuted(engine, [LINE + name for name in names], header.execution_id, remember)

@@ -61,8 +61,7 @@ class HeldBeside(ABC):
             except SoftTimeLimitExceeded:
                 pass  # the execution had its outcome before the limit
             finally:
-                # A signal's exception strikes where a call begins: here one of those above.
-                if not done:
+                if not done:  # the rule in `delivery`
                     self._close(raised)
 
     def _stays_open(self, error: BaseException | None) -> bool:

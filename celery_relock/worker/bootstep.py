@@ -35,7 +35,7 @@ from ..settings import enabled, in_memory
 from ..workflow import steps
 from . import company, conflict, control, execution, parking
 from . import events as worker_events
-from .delivery import if_any
+from .delivery import known_delivery
 from .message import HEADER, is_lockable, parse
 from .report import report
 from .resuming import Resumer
@@ -86,7 +86,7 @@ def _prepare(task: Any) -> None:
 
     @wraps(body)
     def run(*args: Any, **kwargs: Any) -> Any:
-        known = if_any(task.request_stack.top)
+        known = known_delivery(task.request_stack.top)
         if known is not None and known.begun and known.aside is None:
             return body(*args, **kwargs)  # a call from inside of the body: a function's
         return execution.run(execution.BodyCall(task, declared, run, body, args, kwargs))

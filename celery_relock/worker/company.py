@@ -19,8 +19,9 @@ from celery.states import SUCCESS
 from ..engine.events import logger
 from ..errors import LockConfigError, RelockError
 from ..options import OPTION_NAMES
-from .delivery import if_any
+from .delivery import known_delivery
 from .message import is_lockable
+from .states import stores_no_result
 
 # Modules that are loaded where a library traces Celery's tasks, and the distribution of each.
 _TRACERS = {
@@ -102,7 +103,7 @@ def keep_aside(task: Any) -> None:
     """Raise once more what tells that this delivery is set aside, if a `__call__` has handled
     it."""
     request = task.request_stack.top
-    delivery = if_any(request)
+    delivery = known_delivery(request)
     if delivery is None or delivery.aside is None:
         return
     if not delivery.aside_told:
@@ -143,8 +144,6 @@ def on_unreached(task: Any, request: Any, state: str | None) -> None:
         return
     error = _error_of(task, request)
     logger.critical("%s", error)
-    from .states import stores_no_result  # who only sends loads none of it
-
     if stores_no_result(task, request):
         return
     # Celery keeps the result of a success against any later state.

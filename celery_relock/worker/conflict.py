@@ -67,7 +67,7 @@ from . import cooldown
 from .delivery import delivery_of
 from .ending import call_off, is_acknowledged, remember_unlocked, withdraw_later
 from .events import show
-from .message import Header, header_of, inside, moment, note, running_request, work_for
+from .message import Header, header_of, inside, keep_header, moment, running_request, work_for
 from .parking import park_request, send_again
 from .states import (
     Dropped,
@@ -93,8 +93,8 @@ class Attempt(NamedTuple):
     Attributes:
         message: the request of the message that is run; None for an inline or eager call, which
             can neither be parked nor sent again.
-        kept_fences: the fencing tokens of what was left to it. Of a retry that comes early, the
-            attempt before has one yet: that is waited for, whatever the options say.
+        kept_fences: the fencing tokens of what was left to it. If a retry comes early, the attempt
+            before still holds one: it is waited for, whatever the options say.
     """
 
     task: Any
@@ -222,7 +222,7 @@ def _has_failed(task: Any, message: Any) -> bool:
 
     Its state says so, which was BLOCKED when it was parked.
     """
-    if not header_of(message).parked or tells_no_state(task, message):
+    if not header_of(message).parked_at or tells_no_state(task, message):
         return False
     found = stored(task, message.id)
     if found is None or found["status"] != FAILURE:
@@ -249,7 +249,7 @@ def _refuse(attempt: Attempt, answer: Conflict | OtherAttempt, error: Exception)
     """End an execution without its lock; one that was parked is withdrawn, also where it was parked
     for another lock than it asks for now (a deploy)."""
     message = attempt.message
-    was_parked = message is not None and header_of(message).parked
+    was_parked = message is not None and header_of(message).parked_at
     if isinstance(answer, Conflict) and (answer.parked or was_parked):
         of = attempt.lease.claim.execution_id, remember_unlocked(attempt, error)
         attempt.engine.parking.withdraw(*of)
@@ -405,14 +405,14 @@ def _park_request(attempt: Attempt, left: float | None) -> ParkRequest | None:
     bounds = {"patience": seconds_to_resume(left, message), "most": options.max_parked}
     came = header_of(message)
     header = came.made_own()
-    again = header.again()._replace(parked=lease.claim.names[0])
+    again = header.again()._replace(parked_at=lease.claim.names[0])
     request = park_request(task, message, again, **bounds)
     if request is None:
         return None
     if not came.own or lease.claim.execution_id == header.first:
         # Two messages without a header may be copies, or two calls: each counts as an execution.
         lease.claim = lease.claim._replace(execution_id=header.execution_id)
-        note(message, header)
+        keep_header(message, header)
     return request
 
 
@@ -648,7 +648,8 @@ def release(engine: Engine, lease: Lease, *, ended: bool) -> None:
     try:
         engine.release(lease, ended=ended)
     except (SoftTimeLimitExceeded, LockLost):
-        # A signal's. The body had its outcome before; one that has called it is to hear of it.
+        # The rule in `delivery`. The body had its outcome before; one that has called it is to hear
+        # of the exception.
         with suppress(Exception):
             engine.release(lease, ended=ended)
         if inside.get():
@@ -667,7 +668,7 @@ def release(engine: Engine, lease: Lease, *, ended: bool) -> None:
         if again:
             engine.later.add(partial(_release_again, engine, lease, ended, held))
     except BaseException:
-        # Thrown in from outside. First the lock: nobody would release it later.
+        # The same, of whatever else is thrown in.
         with suppress(Exception):
             engine.release(lease, ended=ended)
         raise

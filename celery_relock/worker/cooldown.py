@@ -78,5 +78,5 @@ def clear_away(
 ) -> None:
     """The process of an execution is gone, and has not told of its success."""
     if began:
-        names = locks_of(task, request, "cooldown")[1]
+        names = locks_of(task, request, lambda its: its.cooldown)[1]
         end_unexecuted(engine, names, COOLDOWN + header_of(request).execution_id, remember)

@@ -39,8 +39,8 @@ class Delivery:
 
     Attributes:
         begun: whether the body of its task was reached by way of its lock.
-        over: of a message that is acknowledged late, whether its end is remembered, as it was to be
-            acknowledged by what its body has ended with.
+        over: with `acks_late`, whether the end was remembered, because what the body ended with
+            acknowledges the message.
         aside: what tells that it is set aside: it waits, or is a copy.
         aside_told: whether it was logged that somebody handled that.
         was_blocked: whether BLOCKED was stored in it. Its message need not be parked: its lock may
@@ -75,24 +75,28 @@ class Delivery:
 def delivery_of(message: Any) -> Delivery:
     """The delivery of a message that is executed here: one for all copies of its request that are
     on Celery's stacks."""
-    found = if_any(message)
+    found = known_delivery(message)
     if found is None:
         stacks = (task.request_stack.stack for task in _task_stack.stack)
         copies = [each for stack in stacks for each in stack if each.id == message.id]
-        found = next(filter(None, map(if_any, copies)), None) or Delivery()
+        found = next(filter(None, map(known_delivery, copies)), None) or Delivery()
         for each in (message, *copies):
             each.headers = each.headers or {}
             setattr(each, DELIVERY, found)
     return found
 
 
-def if_any(request: Any) -> Delivery | None:
+def known_delivery(request: Any) -> Delivery | None:
     """The delivery of a request, of which something may be known."""
     found: Delivery | None = getattr(request, DELIVERY, None)
     return found
 
 
 # -- When a message is over ----------------------------------------------------------------------
+#
+# A signal's exception (of a time limit, or of a lock that is lost) is raised where a call begins,
+# and once. So what must be done, here and where a comment names this rule, is tried a second time,
+# and then the exception goes on.
 
 #: What to call when the message that this thread or greenlet executes is over: when Celery has
 #: published what comes after it, and stored its result, or that it is retried.
@@ -111,7 +115,7 @@ def finish() -> None:
     for call in reversed(calls):
         try:
             call()
-        except BaseException as error:  # noqa: BLE001 - a signal's: it strikes no second time
+        except BaseException as error:  # noqa: BLE001 - a signal's
             struck = error
             with suppress(Exception):
                 call()

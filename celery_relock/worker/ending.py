@@ -15,7 +15,7 @@ it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,8 @@ from ..engine.lease import Lease
 from ..engine.protocol import KEPT, REMEMBER_ATTEMPT, EndedAs, Release
 from ..errors import RelockError
 from ..naming.names import Misfit
-from .delivery import Delivery, afterwards, if_any
+from ..options import LockOptions
+from .delivery import Delivery, afterwards, known_delivery
 from .message import header_of
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def is_acknowledged(task: Any, error: BaseException | None) -> bool:
         return False  # of a process that is about to end, or by what its pool does not see
     if _acknowledges(task, error) and not puts_back(task, error):
         return True
-    delivery = if_any(task.request)
+    delivery = known_delivery(task.request)
     has_sent_one = delivery is not None and delivery.retry is not None
     return has_sent_one and is_autoretried(task, error)
 
@@ -154,16 +155,18 @@ def call_off(attempt: Attempt) -> None:
         logger.warning("%s may run though it has failed: %s", claim.label, failure)
 
 
-def locks_of(task: Any, request: Any, having: str = "key") -> tuple[Any, tuple[str, ...]]:
+def locks_of(
+    task: Any, request: Any, having: Callable[[LockOptions], object] = lambda _: True
+) -> tuple[Any, tuple[str, ...]]:
     """The options and the lock names of a call that is not executed here. No names of a task that
-    is not known, has no lock or not the option `having`, or cannot be called so."""
+    is not known, has no lock or not the option that `having` reads, or cannot be called so."""
     if task is None:
         return None, ()
     header = header_of(request)
     declared = declaration(type(task)).of_call(header.options, header.prefix)
     options = declared.options
     try:
-        if having == "key" or getattr(options, having) is not None:
+        if having(options) is not None:
             return options, declared.names_of_call(task, request.args, request.kwargs)
     except Misfit:
         pass  # such a call never asked for any
@@ -178,7 +181,8 @@ def end_unexecuted(
     *,
     is_left: bool = False,
 ) -> None:
-    """Release what is kept for an execution that will not come, or as soon as Redis can be asked.
+    """Release what is kept for an execution that will not come: now, or as soon as Redis can be
+    asked.
 
     Args:
         remember: for how many seconds copies of it are told that it has ended; by default the

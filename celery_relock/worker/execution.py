@@ -13,10 +13,10 @@
     _failed     a group behind an execution that has failed
 
 `message` is Celery's request (its `Context`) if a message is behind the call. Its header is read
-once. It says, or else the task's declaration, which features the execution uses. It passes nothing
-of the others: of `workflow` if it is no step and re-enters nothing, of `dedup` without
-`lock_dedup`, of `order` without `lock_order`, of `retry` without `lock_keep_on_retry`, of
-`cooldown` without `lock_cooldown`.
+once. It says, or else the task's declaration, which features the execution uses. A feature that it
+does not use is not entered: `workflow` only for a step or a re-entry, `dedup` only with
+`lock_dedup`, `order` only with `lock_order`, `retry` only with `lock_keep_on_retry`, `cooldown`
+only with `lock_cooldown`.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ from .message import (
     header_of,
     inside,
     is_lockable,
-    note,
-    owner,
+    keep_header,
+    owner_of,
     prefix_of,
     running_request,
 )
@@ -145,8 +145,8 @@ class Execution:
             which an eager or direct call has not, and so can be neither parked nor sent again.
             `header` is the message's.
         names, limits, owner: what this call asks for; limits by name.
-        unasked: what Redis can have for it where it has not asked yet: at its locks, its line, its
-            marker, its workflow. If it ends now, that is in the way of others, and is cleared away.
+        unasked: which leftovers nobody has taken charge of yet. If it ends now, they are in the way
+            of others, and are cleared away.
         make_hold: makes what `self.lock` shows; None before there is a hold.
     """
 
@@ -183,7 +183,7 @@ class Execution:
             self.header = header = header._replace(
                 execution_id=own, receiver=was.receiver, first=header.first_execution_id
             )
-            note(message, header)
+            keep_header(message, header)
         if header.receiver != was.receiver:
             # Another worker had parked it.
             raise Late("is the copy of another worker")
@@ -217,7 +217,7 @@ class Execution:
         self.declared = declared = _declared(self.declared, self.request, header)
         self.names = names = declared.names(arguments)
         self.limits = dict(zip(names, declared.limits(arguments, names), strict=True))
-        self.owner = owner(declared.options.owner, self.request, self.task.name)
+        self.owner = owner_of(declared.options.owner, self.request, self.task.name)
         # From the inside out: the locks, the line, the marker.
         locked: Callable[[Body], Any] = self.run_locked
         if header is not None and (header.order or declared.options.order):
@@ -283,7 +283,7 @@ class Execution:
             by_owner=options.reentrant == "workflow",
             ancestors=ancestors_here() if descends else (),
             stuck=stuck,
-            parked_at="" if header is None else header.parked,
+            parked_at="" if header is None else header.parked_at,
         )
         self.unasked = ()
         # What a workflow holds goes on to the retry as to any other message of the workflow.
@@ -344,7 +344,7 @@ class Execution:
                         reentrancy.pop(lease)
                         release(engine, lease, ended=ended)
                 finally:
-                    # A signal's exception strikes where a call begins: here one of those above.
+                    # The rule in `delivery`.
                     if not is_left and lease.state in (State.HELD, State.LOST):
                         reentrancy.pop(lease)
                         release(engine, lease, ended=ended)
@@ -384,10 +384,10 @@ class Execution:
 
     def run_body(self, make_hold: MakeHold | None) -> Any:
         """Run the task's own code, which finds what `make_hold` makes as `self.lock`."""
-        header, task = self.header, self.task
+        delivery, task = self.delivery, self.task
         # `enter` waits for its lock in its body.
-        if task.name != ENTER and header is not None:
-            has_waited = header.attempts or getattr(self.message, DELIVERY).was_blocked
+        if task.name != ENTER and self.header is not None and delivery is not None:
+            has_waited = self.header.attempts or delivery.was_blocked
             if has_waited or task.track_started is LATER:
                 show_started(task, self.message)
         self.make_hold = make_hold

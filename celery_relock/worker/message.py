@@ -28,15 +28,15 @@ from ..engine.events import Work, logger
 from ..errors import LockConfigError
 from ..naming.callables import called
 from ..settings import name_prefix
-from .delivery import DELIVERY, Delivery, delivery_of, finish, to_finish
+from .delivery import DELIVERY, Delivery, delivery_of, finish, known_delivery, to_finish
 
 #: The name of our header in a message.
 HEADER = "relock"
 VERSION = 2
 #: Options of a call that no broker sees: Celery passes what it does not know on as properties of
 #: the message, and `write_header` takes them out. They have the call's `lock_*` options (Celery's
-#: router leaves out one that is None), the prefix of its lock names, and what its header is to say
-#: in the place of ours.
+#: router leaves out one that is None), the prefix of its lock names, and header fields that the
+#: caller has decided already.
 OPTIONS, PREFIX, SAYS = "relock_options", "relock_prefix", "relock_header"
 #: The task that acquires a workflow lock (see `workflow.enter`).
 ENTER = "celery_relock.enter"
@@ -52,7 +52,7 @@ CANVASES: Mapping[str | None, tuple[str, ...]] = {
 # sends itself would become longer each time.
 _MOST_ANCESTORS = 32
 # An attribute of a request: our header, once it was read.
-_PARSED = "relock_header"
+_PARSED = "relock_read"
 
 # -- Which message -------------------------------------------------------------------------------
 
@@ -117,7 +117,7 @@ def begin_call(task: Any) -> tuple[Any, Delivery] | tuple[None, None]:
 
 def has_begun(request: Any) -> bool:
     """Whether the body of this request's task was reached by way of its lock."""
-    found: Delivery | None = getattr(request, DELIVERY, None)
+    found = known_delivery(request)
     return found is not None and found.begun
 
 
@@ -187,7 +187,7 @@ class Header(NamedTuple):
         order: the line in which the call has a place, and its ticket (see `order`); 0 if another
             call may have overtaken it already, or it took its place when it arrived.
         receiver: the worker, or the queue, whose copy of a broadcast message it is.
-        parked: the lock for which it, or its burst, was parked, so that Redis publishes it again
+        parked_at: the lock for which it, or its burst, was parked, so that Redis publishes it again
             until it has come; "" for none.
         options: what the call says instead of its task's options (`LockOptions.of_call`).
         prefix: of the lock names, as the sender's `relock_prefix` had it; None if it has none.
@@ -207,7 +207,7 @@ class Header(NamedTuple):
     order: tuple[str, int] | None = None
     first: str = ""
     receiver: str = ""
-    parked: str = ""
+    parked_at: str = ""
     options: Mapping[str, Any] = {}  # never changed
     prefix: str | None = None
 
@@ -225,7 +225,7 @@ class Header(NamedTuple):
     def has_leftovers(self) -> bool:
         """Whether Redis can have something for it, at its task's locks, that is in the way of
         others if it does not come (see `revocation.Leftovers`)."""
-        return bool(self.parked or self.kept or self.order or self.marker)
+        return bool(self.parked_at or self.kept or self.order or self.marker)
 
     @property
     def has_any_leftovers(self) -> bool:
@@ -257,11 +257,11 @@ def header_of(message: Any) -> Header:
     if found is None:
         raw = getattr(message, HEADER, None) or (message.headers or {}).get(HEADER)
         found = parse(raw) or Header(ids.short(f"{message.id}:{message.retries}"), own=False)
-        note(message, found)
+        keep_header(message, found)
     return found
 
 
-def note(message: Any, header: Header) -> None:
+def keep_header(message: Any, header: Header) -> None:
     """Keep this as the header that a message came with."""
     message.headers = message.headers or {}
     setattr(message, _PARSED, header)
@@ -318,7 +318,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "attempts": _is(int),
     "since": lambda value: float(_is(int, float)(value)),
     "own": lambda value: value is not False,
-    "parked": _is(str),
+    "parked_at": _is(str),
     "first": lambda value: _id(value) if value else "",
     "receiver": _is(str),
     "options": _is(Mapping),
@@ -510,7 +510,7 @@ def _workflow_of(request: Any) -> str:
     return ids.short(request.root_id or request.id)
 
 
-def owner(option: OwnerOption, request: Any | None, where: str = "") -> str:
+def owner_of(option: OwnerOption, request: Any | None, where: str = "") -> str:
     """The owner under a task's `lock_owner`.
 
     Args:

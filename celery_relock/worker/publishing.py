@@ -25,8 +25,8 @@ def _before(headers: Any = None, properties: Any = None, **told: Any) -> None:
     try:
         _write(headers, left, **told)
     except Exception:
-        # Celery goes on whatever a receiver raises: what was sent would not know of its locks. A
-        # time limit strikes no second time.
+        # The rule in `delivery`: Celery goes on whatever a receiver raises, and what was sent would
+        # not know of its locks.
         left = dict(properties)
         _write(headers, left, **told)
         raise
@@ -63,7 +63,7 @@ def _after(headers: Any = None, **_: Any) -> None:
     try:
         _leave(headers)
     except Exception:
-        _leave(headers)  # as in `_before`
+        _leave(headers)  # the rule in `delivery`
         raise
 
 

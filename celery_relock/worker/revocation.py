@@ -36,7 +36,7 @@ def is_ours(task: Any, request: Any) -> bool:
 
 def _withdraw(engine: Engine, request: Any, remember: float | None, **_: Any) -> None:
     header = header_of(request)
-    if header.parked and not engine.parking.withdraw(header.execution_id, remember):
+    if header.parked_at and not engine.parking.withdraw(header.execution_id, remember):
         engine.parking.withdraw(again_of(header.execution_id), remember)
 
 
@@ -85,7 +85,7 @@ def _revoked(sender: Any = None, request: Any = None, terminated: Any = None, **
         worker_events.show(sender, request.id, REVOKED)
     again = header.attempts or (request.delivery_info or {}).get("redelivered")
     # Else it has never been executed, so it is not parked: thousands may expire together.
-    if header.parked or was_running or again:
+    if header.parked_at or was_running or again:
         with suppress(LockConfigError):  # told when the worker began
             for each in (header.execution_id, again_of(header.execution_id)):
                 withdraw_later(engine_of(sender.app), each)
@@ -154,7 +154,7 @@ def _retried_lost(sender: Any = None, request: Any = None, reason: Any = None, *
     (`retry_on_worker_lost`). Or a cold shutdown ends the process, and Celery has stored RETRY: the
     message comes again if it is acknowledged late, or was parked."""
     is_lost = isinstance(getattr(reason, "exc", None), WorkerLostError)
-    is_cancelled = reason is None and not sender.acks_late and not header_of(request).parked
+    is_cancelled = reason is None and not sender.acks_late and not header_of(request).parked_at
     if (is_lost or is_cancelled) and not has_begun(request) and is_ours(sender, request):
         # One that is cancelled may have just been parked.
         remember = 0.0 if is_cancelled else None

@@ -199,7 +199,7 @@ def show_started(task: Any, message: Any) -> None:
     header = header_of(message)
     if header.attempts:
         worker_events.show(task, message.id, STARTED)
-    if task.track_started is LATER or header.parked or getattr(message, DELIVERY).was_blocked:
+    if task.track_started is LATER or header.parked_at or getattr(message, DELIVERY).was_blocked:
         _store(task, message, STARTED, {"pid": os.getpid(), "hostname": message.hostname})
 
 

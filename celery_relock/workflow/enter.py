@@ -22,7 +22,7 @@ from ..options import CALL_OPTIONS, LockOptions
 from ..settings import read_by_tasks
 from ..task import LockedTask
 from ..worker.conflict import Attempt, end_waiting, lease_of, obtain, release
-from ..worker.message import ENTER, header_of, owner, take_options
+from ..worker.message import ENTER, header_of, owner_of, take_options
 from ..worker.states import Dropped, end_dropped, show_started
 from . import steps
 
@@ -226,7 +226,7 @@ def _lease(
         task,
         message,
         None if message is None else header_of(message),
-        owner=owner("root", message),
+        owner=owner_of("root", message),
         names=names,
         limits=_limits(names, options),
         lease=options.ttl,

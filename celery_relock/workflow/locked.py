@@ -18,7 +18,7 @@ from ..naming.names import Misfit, NameRule, bind, signature_of
 from ..naming.template import check_name
 from ..options import LockOptions
 from ..settings import name_prefix
-from ..task import LockedTask as LockedTask  # the package's own: to load it registers `enter`
+from ..task import LockedTask as LockedTask  # the package's: who has it knows `enter`
 from ..worker.message import CANVASES, ENTER, prefix_of, take_options
 from ..worker.states import Dropped
 from .enter import held, of_call

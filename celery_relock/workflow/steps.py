@@ -35,7 +35,7 @@ from ..engine.protocol import Held, Successor
 from ..errors import LockConfigError, LockConflict, LockLost, RelockError
 from ..options import LockOptions
 from ..worker.conflict import Attempt, lease_of, obtain, release
-from ..worker.delivery import afterwards, delivery_of, if_any
+from ..worker.delivery import afterwards, delivery_of, known_delivery
 from ..worker.ending import end_unexecuted, is_acknowledged, is_requeued
 from ..worker.message import (
     CANVASES,
@@ -145,13 +145,12 @@ def workflow_locks(message: Any) -> Iterator[WorkflowLock]:
     for raw in header_of(message).workflow_locks:
         try:
             lock = WorkflowLock(**raw)
-            lock.options("")
             yield lock._replace(
                 names=tuple(map(str, lock.names)),
                 limits=tuple(map(int, lock.limits)),
                 fences=tuple(map(int, lock.fences)),
             )
-        except (TypeError, ValueError, RelockError):
+        except (TypeError, ValueError):
             continue
 
 
@@ -204,7 +203,7 @@ class StepHold:
 
 def holds_of(message: Any | None) -> tuple[StepHold, ...]:
     """The holds of a message that is executed here, that of the outermost workflow lock first."""
-    delivery = if_any(message)
+    delivery = known_delivery(message)
     return () if delivery is None else delivery.holds
 
 
@@ -273,17 +272,20 @@ def _end(task: Any, message: Any, error: BaseException) -> None:
 
 
 def _acquire_all(task: Any, message: Any) -> None:
-    locks, told = [*workflow_locks(message)], header_of(message).workflow_locks
+    locks, told = [], header_of(message).workflow_locks
+    for lock in workflow_locks(message):
+        with suppress(TypeError, ValueError, RelockError):
+            locks.append((lock, lock.options(task.name)))
     if len(locks) < len(told):
         raise LockConfigError(
             f"{task.name}[{message.id}] does not run: it belongs to a workflow lock, of which its "
             f"message says what this version of celery-relock cannot read ({told!r:.300}). Bring "
             "the workers to the version that sent it"
         )
-    for lock in locks:
+    for lock, options in locks:
         hold = _hold_for(task, message, lock)
         try:
-            _acquire(task, hold)
+            _acquire(task, hold, options)
         except BaseException:
             release(hold.engine, hold.lease, ended=False)
             raise
@@ -310,9 +312,8 @@ def _hold_for(task: Any, message: Any, lock: WorkflowLock) -> StepHold:
     return StepHold(lock, engine, lease, message)
 
 
-def _acquire(task: Any, hold: StepHold) -> None:
+def _acquire(task: Any, hold: StepHold, options: LockOptions) -> None:
     lock, lease = hold.lock, hold.lease
-    options = lock.options(task.name)
     try:
         held = obtain(Attempt(task, hold.engine, lease, options, hold.message, lock.fences))
     except LockConflict as conflict:

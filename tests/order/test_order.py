@@ -462,7 +462,7 @@ def test_a_message_that_was_parked_and_has_to_wait_for_its_turn_again_waits(work
     m.careful.delay(account, 1, "slow")
     began(worker, account, 1)
     name = f"account:{account}"  # of its place, which it took when it first came
-    again = {"parked": LINE + name, "attempts": 1, "order": (name, 0)}
+    again = {"parked_at": LINE + name, "attempts": 1, "order": (name, 0)}
     first_retry(worker, m.careful, account, 2, **again).deliver()
     waits(m, account)
     worker.journal.add(f"free {account}")

@@ -12,7 +12,7 @@ from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from celery_relock.errors import LockConfigError, LockLost
 from celery_relock.options import LockOptions
 from celery_relock.worker import events  # noqa: F401  # as in a worker
-from celery_relock.worker.message import owner
+from celery_relock.worker.message import owner_of
 from tests.support import wait_for
 from tests.support.parked import lock_of, wait_until_parked
 
@@ -81,7 +81,7 @@ def test_it_arrives_as_it_was_raised(ending, option):
     def raises(*_, **__):
         raise ending
 
-    asked = partial(owner, raises, SimpleNamespace(id="1", root_id="1", is_eager=False))
+    asked = partial(owner_of, raises, SimpleNamespace(id="1", root_id="1", is_eager=False))
     if option != "owner":
         asked = partial(LockOptions(**{option: raises}).limit_for, {})
     with pytest.raises(type(ending)):

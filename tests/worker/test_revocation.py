@@ -31,7 +31,7 @@ def test_what_cannot_be_cleared_away_is_so_when_redis_is_back(caplog, own_redis)
 
     request = Context(id="t1", args=(), kwargs={}, headers={})
     left = {"kept": [("a", 1)], "order": ("a", 1), "dedup": ("dedup\tships\ta", "until_done")}
-    message.note(request, message.Header("e1", **left))
+    message.keep_header(request, message.Header("e1", **left))
     desk = Desk(server.url, "relock")
     for run, name in (("e1", "a"), (marker.hold_id("e1"), "dedup\tships\ta")):
         desk.acquire(run, KEPT, names=(name,), lease=600.0)
@@ -58,7 +58,7 @@ def test_the_thread_that_consumes_asks_redis_nothing_for_a_revoked_message(
         raise AssertionError
 
     request = Context(id="t1", args=(), kwargs={}, headers={})
-    message.note(request, message.Header("e1", kept=[("a", 1)]))
+    message.keep_header(request, message.Header("e1", kept=[("a", 1)]))
     desk = Desk(redis_url, namespace)
     desk.acquire("e1", KEPT, names=("a",), lease=600.0)
     asked_by = []
@@ -105,7 +105,7 @@ def test_a_revoked_message_is_looked_for_in_its_queue_only_if_it_may_be_parked(
     monkeypatch.setattr(engine.backend, "withdraw", noted)
     for run, facts, redelivered, terminated in (
         ("never-parked", {}, False, False),
-        ("was-parked", {"parked": "a"}, False, False),
+        ("was-parked", {"parked_at": "a"}, False, False),
         ("parks-now", {}, False, True),
         # The answer to the command that parked it was lost; or its acknowledgement.
         ("sent-again", {"attempts": 1}, False, False),
@@ -113,7 +113,7 @@ def test_a_revoked_message_is_looked_for_in_its_queue_only_if_it_may_be_parked(
     ):
         told = {"redelivered": redelivered}
         request = Context(id=run, args=(), kwargs={}, headers={}, delivery_info=told)
-        message.note(request, message.Header(run, **facts))
+        message.keep_header(request, message.Header(run, **facts))
         task_revoked.send(sender=app.tasks[ships.name], request=request, terminated=terminated)
 
     wait_for(lambda: desk.backend.inspect("a").waiting == 0, what="an empty queue")

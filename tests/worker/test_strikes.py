@@ -344,7 +344,7 @@ def test_a_message_that_was_parked_and_is_struck_before_it_begins_leaves_no_plac
         subject.run(name, attempts=0)
         assert subject.engine.inspect(name).waiting == 1
         afterwards(strike)  # what the message before has left
-        assert subject.run(name, attempts=1, parked=name).info.state == "FAILURE"
+        assert subject.run(name, attempts=1, parked_at=name).info.state == "FAILURE"
         assert subject.engine.inspect(name).waiting == 0
 
 
@@ -364,7 +364,7 @@ def test_a_message_that_was_parked_and_is_struck_without_redis_and_broker_leaves
             patch.setattr(subject.engine.backend, "acquire", is_away)
             patch.setattr(conflict, "send_again", lambda *_: False)
             patch.setattr(conflict, "time", SimpleNamespace(**{**vars(time), "sleep": strike}))
-            assert subject.run(name, attempts=1, parked=name).info.state == "FAILURE"
+            assert subject.run(name, attempts=1, parked_at=name).info.state == "FAILURE"
         wait_for(lambda: not subject.engine.later._calls, what="what is withdrawn")
         assert subject.engine.inspect(name).waiting == 0
 

@@ -288,9 +288,12 @@ def test_a_call_of_a_holding_task_that_does_not_wait_has_the_lock_to_the_end_of_
     assert flow.is_free()
 
 
-def test_a_step_that_cannot_read_what_it_is_to_hold_does_not_run(flow):
-    later = {"id": "a", "names": [flow.key], "what a later version adds": 1}
-    said = {"v": VERSION, "execution_id": ids.new_id(), "workflow_locks": [later]}
+@pytest.mark.parametrize("later", [{"what a later version adds": 1}, {"on_conflict": "ask"}])
+def test_a_step_that_cannot_read_what_it_is_to_hold_does_not_run(flow, later):
+    of = {"id": "a", "names": [flow.key], "limits": [1], "fences": [1], "owner": "o"}
+    how = {"ttl": 30, "gap_ttl": 300, "on_gap": "tell", "on_conflict": "wait", "max_wait": None}
+    lock = {**of, **how, **later}
+    said = {"v": VERSION, "execution_id": ids.new_id(), "workflow_locks": [lock]}
     with pytest.raises(LockConfigError, match="cannot read"):
         flow.step("0").apply_async(headers={HEADER: said}).get(timeout=20)
     assert flow.events("enter") == []
