@@ -211,7 +211,9 @@ def _in_memory(app: Any, request: pytest.FixtureRequest) -> Iterator[None]:
         yield
         return
     asked = request.fixturenames
-    if early := [each for each in _WORKERS if each in asked[: asked.index("relock")]]:
+    if "relock" in asked:  # else it is asked for by `getfixturevalue`, after the others
+        asked = asked[: asked.index("relock")]
+    if early := [each for each in _WORKERS if each in asked]:
         # pytest makes the fixtures of a session first, in whatever order a test names them.
         cure = "" if "session" in early[-1] else ", or name relock first"
         raise pytest.UsageError(

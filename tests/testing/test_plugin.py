@@ -256,6 +256,16 @@ def test_each_test_begins_with_no_lock_held(eager: Celery, relock: Relock, numbe
     assert charge(42) == lock.fence > token, "inside of the Lock, and of nothing before"
 
 
+@pytest.fixture
+def asked_by_name(request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue("relock")
+
+
+def test_a_fixture_can_ask_for_it_by_its_name(asked_by_name: Relock) -> None:
+    with asked_by_name.hold("account:42"):
+        assert asked_by_name.held("account:42")
+
+
 def test_in_a_folder_of_its_own_it_takes_the_app_that_was_made(tmp_path: Path) -> None:
     test = """
         {made}
@@ -277,15 +287,16 @@ def test_in_a_folder_of_its_own_it_takes_the_app_that_was_made(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("worker", "cure"),
+    ("worker", "asks", "cure"),
     [
         # pytest makes the fixtures of a session first, in whatever order a test names them.
-        ("celery_session_worker", "in the test's settings"),
-        ("celery_worker", "in the test's settings, or name relock first"),
+        ("celery_session_worker", "relock", "in the test's settings"),
+        ("celery_worker", "relock", "in the test's settings, or name relock first"),
+        ("celery_worker", "locks", "in the test's settings, or name relock first"),
     ],
 )
 def test_a_worker_that_starts_before_relock_is_an_error_with_a_cure_that_helps(
-    tmp_path: Path, worker: str, cure: str
+    tmp_path: Path, worker: str, asks: str, cure: str
 ) -> None:
     test = f"""
         import pytest
@@ -300,7 +311,11 @@ def test_a_worker_that_starts_before_relock_is_an_error_with_a_cure_that_helps(
         @pytest.fixture
         def celery_worker(): ...
 
-        def test_a_lock(celery_session_app, {worker}, relock): ...
+        @pytest.fixture
+        def locks(request):
+            return request.getfixturevalue("relock")
+
+        def test_a_lock(celery_session_app, {worker}, {asks}): ...
     """
     (tmp_path / "test_shop.py").write_text(textwrap.dedent(test))
     plugins = ["-p", "no:cacheprovider", "-p", MODULE, "-p", "celery.contrib.pytest"]
