@@ -339,8 +339,8 @@ class Question:
 
     def _meanwhile(self, lock: LockInfo) -> str:
         """For which lock the oldest holder waits, in the midst of its body, say; "" for none."""
-        asks, holder = self.look.inspection, lock.holders[0].execution_id
-        for execution_id, name in asks.needed(asks.keys_of(lock.name)[0], holder).items():
+        needed = self.look.inspection.needed(lock.holders[0].execution_id)
+        for execution_id, name in needed.items():
             waiters = self.look.get(name, 1, SHOWN)[1].waiters
             if any(each.execution_id == execution_id for each in waiters):
                 return f", and waits for {_called(name)} meanwhile"

@@ -174,9 +174,9 @@ class Inspection(Protocol):
     def parked(self, task: str) -> ParkedMessage | None:
         """The message of a task that is parked, or awaited in a line, by the task's short id."""
 
-    def needed(self, key: str, execution_id: str) -> dict[str, str]:
-        """What has to be acquired before a hold of the lock at a key can end: the names of locks,
-        by the execution that waits. It may have ceased to wait."""
+    def needed(self, execution_id: str) -> dict[str, str]:
+        """What has to be acquired before the holds of an execution can end: the names of locks, by
+        the execution that waits. It may have ceased to wait."""
 
     def messages(self) -> Iterator[list[str]]:
         """The texts of all parked messages, some at a time. One that comes or goes meanwhile may

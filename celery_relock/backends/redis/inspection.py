@@ -90,11 +90,13 @@ class Inspection(NamedTuple):
                 return ParkedMessage(as_text(name), at / 1000, waiter, as_text(text))
         return None
 
-    def needed(self, key: str, execution_id: str) -> dict[str, str]:
-        notes = f"{self.own_keys.prefix(bucket_of(key))}s:{execution_id}"
-        (found,) = replies_of(self.transport.at(notes), ("HGETALL", notes))
-        texts = list(map(as_text, found))
-        return dict(zip(texts[::2], texts[1::2], strict=True))
+    def needed(self, execution_id: str) -> dict[str, str]:
+        found: list[str] = []
+        for server, buckets in self.transport.masters():
+            keys = [f"{self.own_keys.prefix(bucket)}s:{execution_id}" for bucket in buckets]
+            for notes in replies_of(server, *[("HGETALL", key) for key in keys]):
+                found += map(as_text, notes)
+        return dict(zip(found[::2], found[1::2], strict=True))
 
     def messages(self) -> Iterator[list[str]]:
         for bucket in self.own_keys.every_bucket:

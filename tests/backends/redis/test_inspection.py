@@ -55,6 +55,22 @@ def test_locks_are_found_shown_and_freed_on_every_node(
         lock.release()
 
 
+@pytest.mark.parametrize("name", ["a", "a" * 200], ids=["a", "a name that Redis has shortened"])
+def test_why_tells_for_which_lock_a_holder_waits_whatever_their_buckets(
+    cluster: ClusterServers, namespace: str, name: str
+) -> None:
+    backend, locks = cluster.backend(namespace), Locks(cluster.url, namespace)
+    for held in (name, *"bcd"):
+        assert isinstance(backend.acquire(claim(held, held[:20])), Held)
+    request = ParkRequest('{"queue": "q", "home": "h", "headers": {}}', "h", "t1")
+    backend.park(claim(name, "behind"), request)
+    for inner in "bcd":  # not all are where the outer lock is
+        holder = claim(inner, "inner")._replace(stuck=(name[:20],), label="pay[t2] web-1:42")
+        assert isinstance(backend.park(holder, request._replace(task="t2")), Parked)
+        assert locks.why("t1").sentence.endswith(f", and waits for the lock {inner!r} meanwhile")
+        assert backend.withdraw("inner", 60.0)
+
+
 @pytest.mark.parametrize(
     "ask",
     [
