@@ -97,9 +97,10 @@ def release(here: Here, name: str, task_id: str | None, yes: bool) -> int:
             raise click.UsageError("give --yes: there is no terminal to ask at")
         locks = here.locks.with_order(name, 10)
         click.echo("\n".join(_shown_all(locks)))
-        if _is_nothing(locks) or not click.confirm("Release it by force?"):
-            return NOT_FOUND
         permits = permits_in(locks)
+        is_held = permits is None or permits
+        if _is_nothing(locks) or (is_held and not click.confirm("Release it by force?")):
+            return NOT_FOUND
     released = here.locks.release(name, task_id, permits=permits)
     lines = [f"released: {shown(name)}, of {plain(str(holder))}" for holder in released]
     here.show(

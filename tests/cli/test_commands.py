@@ -272,6 +272,25 @@ def test_nobody_is_asked_whether_to_release_what_is_not_a_lock(
     assert questions == []
 
 
+def test_nobody_is_asked_whether_to_release_what_nobody_holds(
+    run: Run, redis_url: str, namespace: str, asked: Any
+) -> None:
+    desk, questions = Desk(redis_url, namespace), list[str]()
+    try:
+        desk.fence("r1", names=("b",))
+        desk.park("r2", names=("a", "b"))
+        asked(lambda: questions.append("Release it by force?"))
+        here = ("--redis", redis_url, "--namespace", namespace)
+        said = run("release", "a", *here, code=1).stdout
+    finally:
+        desk.wipe()
+        desk.close()
+
+    assert said.startswith("a: 0 holding, 1 waiting, 1 of them parked\n")
+    assert said.endswith("nothing to release: nobody holds 'a'\n")
+    assert questions == []
+
+
 @pytest.mark.parametrize("limit", [1, SHARED])
 def test_a_permit_that_was_passed_on_while_somebody_was_asked_is_released(
     run: Run, redis_url: str, namespace: str, asked: Any, limit: int

@@ -30,6 +30,8 @@ from .models import Lock
 # Rows of a page.
 _SHOWN = 200
 _FREE = "celery_relock.free_lock"
+# Instead of permits: all who hold the lock by then.
+_ALL = "all"
 # What no name has that Django's `quote` has gone over.
 _DOT = "_2E"
 
@@ -83,7 +85,8 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]  # Django ships no type
         try:
             locks = self._locks(request).with_order(name)
             found["locks"] = list(map(_told, locks))
-            found["permits"] = " ".join(permits_in(locks) or ())
+            permits = permits_in(locks)
+            found["permits"] = _ALL if permits is None else " ".join(permits)
         except RelockError as error:
             found["error"] = str(error)
         return self._page(request, "lock", found["shown"], found)
@@ -92,7 +95,7 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]  # Django ships no type
         """Release a lock, or cancel a task that is parked or awaited, after a confirmation."""
         _need(request.user.has_perm(_FREE))
         name, task_id = request.POST.get("name", ""), request.POST.get("task", "")
-        permits = request.POST.get("permits", "")
+        permits = request.POST.get("permits", _ALL)
         if not name:
             messages.error(request, "The lock has no name: nothing was changed.")
             return HttpResponseRedirect(reverse("admin:celery_relock_lock_changelist"))
@@ -124,10 +127,11 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]  # Django ships no type
         return back
 
     def _free(self, locks: Locks, what: str, name: str, task_id: str, permits: str) -> str:
-        """What was done, "" for nothing. `permits`: those that the page showed, "" for all."""
+        """What was done, "" for nothing. `permits`: those that the page showed, or `_ALL`."""
         if what == "cancel":
             return f"Cancelled: {task_id}." if locks.cancel(task_id) else ""
-        released = locks.release(name, task_id or None, permits=permits.split() or None)
+        only = None if permits == _ALL else permits.split()
+        released = locks.release(name, task_id or None, permits=only)
         return f"Released by force: {', '.join(map(str, released))}." if released else ""
 
     def _locks(self, request: HttpRequest) -> Locks:
