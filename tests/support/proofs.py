@@ -33,7 +33,7 @@ class Case:
         self.account = f"{body}-{ack}-{kind}-{canvas}-{uuid.uuid4().hex[:8]}"
         self._worker, self._url, self._app = worker, url, worker.module.app
         self._task = self._app.tasks[f"{body}_{ack}_{kind}"]
-        self.register = Fenced(url, self.namespace)
+        self.register, self.journal = Fenced(url, self.namespace), worker.journal
         self._lock = Lock(url, self.account, namespace=self.namespace)
         self.id = self._last = ""
         self._stranger: threading.Thread | None = None
@@ -59,11 +59,15 @@ class Case:
 
     def events(self, name: str, count: int = 1, timeout: float = 30.0) -> list[Any]:
         """So many events of this account at least."""
-        return self.register.wait_for(self.account, name, count, timeout)
+        return self.journal.wait_for(name, timeout, count, account=self.account)
+
+    def has(self, name: str) -> bool:
+        """Whether there is such an event of this account by now."""
+        return bool(self.journal.events(name, account=self.account))
 
     def ends_now(self) -> None:
         """What ends it comes from the test, now."""
-        self.register.tell(self.account, "ending")
+        self.journal.add("ending", account=self.account)
 
     def await_stranger(self) -> None:
         """Put a stranger into the queue for the lock, unless a time limit has freed it by then."""
@@ -72,17 +76,14 @@ class Case:
         def enter() -> None:
             if lock.acquire():
                 self.register.touch(self.account, lock.fence)
-                self.register.tell(self.account, "free", fence=lock.fence)
+                self.journal.add("free", account=self.account, fence=lock.fence)
                 lock.release()
 
         self._stranger = threading.Thread(target=enter, daemon=True)
         self._stranger.start()
         limited = self._task.soft_time_limit or self._task.time_limit
         wait_for(
-            lambda: (
-                self.state_of_lock().waiting
-                or (limited and self.register.events(self.account, "free"))
-            ),
+            lambda: self.state_of_lock().waiting or (limited and self.has("free")),
             what=f"the stranger at {self.account}",
         )
 
@@ -101,7 +102,7 @@ class Case:
 
     def outcome(self) -> Outcome:
         """As it stands. What is not looked at in this canvas is "-"."""
-        sent = [what for what in ("next", "errback") if self.register.events(self.account, what)]
+        sent = [what for what in ("next", "errback") if self.has(what)]
         state = self._app.backend.get_task_meta(self.id)["status"]
         if self.canvas == "chord":
             chord_state = self._app.backend.get_task_meta(self._last)["status"]

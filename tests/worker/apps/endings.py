@@ -20,7 +20,7 @@ from celery.signals import celeryd_init, task_postrun
 
 from celery_relock import LockedTask
 from celery_relock.worker import conflict
-from tests.support import make_app
+from tests.support import Journal, make_app
 from tests.support.endings import LIMIT
 from tests.support.fenced import Fenced
 
@@ -34,7 +34,7 @@ app.conf.broker_transport_options = {
     **app.conf.broker_transport_options,
     **json.loads(os.environ.get("RELOCK_TEST_TRANSPORT", "{}")),
 }
-register = Fenced.from_env()
+journal, register = Journal.from_env(), Fenced.from_env()
 
 
 @celeryd_init.connect(weak=False)
@@ -64,7 +64,7 @@ def begin(self: Any, account: str) -> tuple[int, int]:
     with, 0 without a lock."""
     fence = self.lock.fence if isinstance(self, LockedTask) else 0
     times = register.begun(account)
-    register.tell(account, "inside", fence=fence, id=self.request.id)
+    journal.add("inside", account=account, fence=fence, id=self.request.id)
     register.touch(account, fence)
     return times, fence
 
@@ -75,7 +75,7 @@ def go(self: Any, account: str) -> bool:
     if times == 1:
         register.wait_for_go(account)
     register.touch(account, fence)
-    register.tell(account, "ending")
+    journal.add("ending", account=account)
     return times == 1
 
 
@@ -84,7 +84,7 @@ def stay(self: Any, account: str) -> str:
     times, fence = begin(self, account)
     while times == 1 and not _touched_till_now(account, fence):
         time.sleep(0.05)
-    register.tell(account, "ending")
+    journal.add("ending", account=account)
     return account
 
 
@@ -217,13 +217,13 @@ def runs_out_of_memory(self: Any, account: str) -> str:
 
 @app.task
 def then(account: str) -> str:
-    register.tell(account, "next")
+    journal.add("next", account=account)
     return account
 
 
 @app.task
 def failed(account: str) -> str:
-    register.tell(account, "errback")
+    journal.add("errback", account=account)
     return account
 
 
@@ -231,4 +231,4 @@ def failed(account: str) -> str:
 def over(args: Any = (), state: Any = None, **_: Any) -> None:
     """In the child at once after the body, whatever it raised."""
     if args:
-        register.tell(args[0], "over", state=state)
+        journal.add("over", account=args[0], state=state)
