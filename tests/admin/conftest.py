@@ -34,12 +34,20 @@ def key() -> str:
 
 @pytest.fixture
 def held(worker: Worker, locks: Locks, key: str) -> Iterator[Any]:
-    """A lock that a task holds. `park()` parks an execution for it, `go()` lets the task end."""
+    """A lock that a task holds. `park()` parks an execution for it, which is then in no worker;
+    `go()` lets the task end."""
     sent = [worker.module.hold.delay(key)]
     worker.journal.wait_for(f"inside {key}")
+    inspect = worker.module.app.control.inspect([worker.node], timeout=20)
 
     def park(task: Any = worker.module.take, **options: Any) -> str:
-        return wait(task, "parked", **options)
+        task_id = wait(task, "parked", **options)
+        # The worker's main process has it a moment longer than it takes to park it.
+        wait_for(lambda: not is_active(task_id), what=f"the worker to be rid of {task_id}")
+        return task_id
+
+    def is_active(task_id: str) -> bool:
+        return any(each["id"] == task_id for each in inspect.active()[worker.node])
 
     def wait(task: Any, state: str, **options: Any) -> str:
         result = task.apply_async((key,), **options)
