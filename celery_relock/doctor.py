@@ -516,7 +516,7 @@ class _Workers:
                     "workers",
                     WARNING,
                     f"{', '.join(halves)} answered in part only, within {timeout:g} s",
-                    "Its tasks or its queues are not known, so they are not checked.",
+                    "Not all tasks and queues are known, so they are not checked.",
                     "Give busy workers more time with --timeout.",
                 )
             )
@@ -534,13 +534,12 @@ class _Workers:
                 yield from _compared(name, self.told[name], registered, app, engine)
             else:
                 yield from _of_tasks(name, {}, registered, app)
-        versions = {str(told.get("version")) for told in self.told.values()}
-        if versions - {__version__}:
+        others = {str(told.get("version")) for told in self.told.values()} - {__version__}
+        if others:
             yield Finding(
                 "workers",
                 WARNING,
-                f"celery-relock is {__version__} here, and "
-                f"{', '.join(sorted(versions))} in the workers",
+                f"celery-relock is {__version__} here, and {', '.join(sorted(others))} in workers",
                 "Versions with the same layout of keys work together; others refuse to start.",
                 "Finish the deploy.",
             )

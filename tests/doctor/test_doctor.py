@@ -537,6 +537,14 @@ def test_a_worker_with_another_limit(worker):
     assert finding.what == what
 
 
+def test_of_workers_with_several_versions_those_that_differ_are_told(worker):
+    app = worker.module.app
+    told = of_workers(app).facts["workers"][worker.node]
+    workers = {worker.node: told, "old@host": {**told, "version": "0.1.0"}}
+    (finding,) = doctor._Workers(workers, {}, set(), True).judge(app, engine_of(app))
+    assert finding.what == f"celery-relock is {told['version']} here, and 0.1.0 in workers"
+
+
 def test_keys_and_limits_of_each_form_are_told_as_text():
     assert key_of({"a": 2, print: 1}) == "{'a': 2, builtins.print: 1}"
     assert key_of([1, 2]) == "[1, 2]"
