@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..engine.events import OUTRANKED, duration, logger
 from ..engine.inspection import PARKED, Holder, LockInfo, ParkedMessage, Waiter, work_of
@@ -20,8 +20,6 @@ from .look import SHOWN, Look, Why, held_for
 _WORKERS = 1.0
 # Why a worker has not begun with a task, by what `query_task` tells; else for want of a slot.
 _WAITS_IN_A_WORKER = {"scheduled": " until its ETA", "limited": " for its rate limit"}
-# What a worker told of a task: its own name, in which of its lists it has it, what it knows.
-Told = tuple[str, str, dict[str, Any]]
 # Of a lock, how many holders and waiters to look through; a holder is read faster.
 _SOUGHT = 1000, SHOWN
 # What has become of a message whose turn has come.
@@ -46,46 +44,47 @@ class Question:
     task_id: str
 
     def answer(self) -> Why:
-        """See `Locks.why`."""
+        """See `Locks.why`: what is parked, what has ended, what a worker has, what is at any lock,
+        what is awaited; and what has ended, or begun, if no more than that is known."""
+        if not self.task_id:
+            return Why("", "unknown", "nothing is known of a task without an id")
         found = self.look.parked(self.task_id)
         if found is not None and found.text:
             return self._parked(found)
         stored = _stored(self.app, self.task_id)
-        told = _result(self.task_id, stored)
+        ended = stored.ended()
         # A worker that does not have a revoked task stores REVOKED while another one runs it.
-        is_revoked = stored[0] == "REVOKED"
-        if told is not None and told.state != "retry" and not is_revoked:
-            return told
-        workers, answered = _ask_workers(self.app, self.task_id) if self.task_id else (None, True)
+        is_revoked = stored.state == "REVOKED"
+        if ended is not None and ended.state != "retry" and not is_revoked:
+            return ended
+        reply, answered = _ask_workers(self.app, self.task_id)
         # A retry that runs has the state RETRY until it ends, unless `task_track_started` is set.
-        if workers is not None and (told is None or workers[1] == "active"):
-            return self._in_a_worker(*workers, told)
+        if reply is not None and (ended is None or reply.state == "active"):
+            return self._in_a_worker(reply, ended)
         # Also if some workers answer: one with a solo pool does not while it runs a task, and one
         # that is ending answers nobody.
-        is_unknown = self.task_id and workers is None and found is None
-        is_unknown = is_unknown and (told is None or is_revoked)
+        is_unknown = reply is None and found is None and (ended is None or is_revoked)
         if is_unknown and (known := self._anywhere()) is not None:
             return known
-        if found is not None and told is None:  # its message is awaited, or can come again
+        if found is not None and ended is None:  # its message is awaited, or can come again
             _, lock = self.look.get(found.name, SHOWN, SHOWN)
-            waits = self._waiting(found.waiter, lock)
-            return self._there((lock,)) or waits
-        stored = _stored(self.app, self.task_id)
-        if (told := _result(self.task_id, stored)) is not None:
-            if told.state == "retry":
-                return self._waits_for_its_retry(told, found, workers, answered)
-            return told  # it has ended while the workers were asked
-        if (lost := _lost(self.task_id, stored, answered)) is not None:
-            return lost
-        state, error, _ = stored
+            return self._there((lock,)) or self._waiting(found.waiter, lock)
+        stored = _stored(self.app, self.task_id)  # it can have ended while the workers were asked
+        if (ended := stored.ended()) is None:
+            return stored.lost(answered) or self._unknown(stored, answered)
+        if ended.state != "retry":
+            return ended
+        return self._waits_for_its_retry(ended, found, reply, answered)
+
+    def _unknown(self, stored: _Stored, answered: bool) -> Why:
         return Why(
             self.task_id,
             "unknown",
             f"nothing is known of the task {self.task_id}: it is not parked, "
             + ("in no worker that answers, " if answered else "")
             + (
-                f"and the result backend could not be asked ({type(error).__name__})"
-                if state == _UNASKED
+                f"and the result backend could not be asked ({type(stored.result).__name__})"
+                if stored.state == _UNASKED
                 else "and no result of it was found"
             )
             + ". It might have ended, or wait in the broker, or in a worker that does not answer, "
@@ -136,25 +135,28 @@ class Question:
         if self.app is None or not text:
             return ""
         message = json.loads(text)
-        queue, of = message["queue"], message["home"]
-        if of not in homes(self.app):
+        queue, home = message["queue"], message["home"]
+        if home not in homes(self.app):
             return (
                 "; it was parked by another app, or for another broker: only a worker with that "
                 "broker_url and that app name resumes it"
             )
-        if not queue or self.consumed(channel(of, resume_queue(queue))):
+        if not queue or self.consumed(channel(home, resume_queue(queue))):
             return ""
-        told = _asked(self.app, "active_queues")
-        if told is None or any(queue == each["name"] for every in told.values() for each in every):
+        replies = _asked(self.app, "active_queues")
+        if replies is None:
+            return ""
+        if any(queue == each["name"] for every in replies.values() for each in every):
             return ""
         return f"; no worker that answers consumes its queue {queue!r}"
 
-    def _in_a_worker(self, node: str, state: str, info: dict[str, Any], told: Why | None) -> Why:
-        """`told`: what the result backend said before the workers were asked."""
+    def _in_a_worker(self, reply: _Reply, ended: Why | None) -> Why:
+        """`ended`: what the result backend said before the workers were asked."""
+        node, state, info = reply
         work = work_of(str(info.get("name") or ""), self.task_id)
         where = f"the worker {node}"
         if state in PARKED:
-            return self._parked_elsewhere(node, state, info)
+            return self._parked_elsewhere(reply)
         if state != "active":
             when = _WAITS_IN_A_WORKER.get(state, ", which has no free slot for it")
             return Why(self.task_id, "received", f"{work} waits in {where}{when}")
@@ -164,34 +166,34 @@ class Question:
         if (known := self._there(locks) or self._anywhere()) is not None:
             return known
         # What a worker runs can have ended, or failed and be retried, since it answered.
-        now = _result(self.task_id, _stored(self.app, self.task_id))
-        if now is not None and now != told:
+        now = _stored(self.app, self.task_id).ended()
+        if now is not None and now != ended:
             return now
         lacks = f"does not hold its {_locks(names)}" if names else "holds no lock of its own"
         pid = info.get("worker_pid")
         return Why(self.task_id, "runs", f"{work} runs in {where} (pid {pid}) and {lacks}")
 
     def _waits_for_its_retry(
-        self, told: Why, found: ParkedMessage | None, workers: Told | None, answered: bool
+        self, retry: Why, found: ParkedMessage | None, reply: _Reply | None, answered: bool
     ) -> Why:
         """Whether its message is anywhere, and what it keeps from others until that comes."""
-        said = [told.sentence]
+        said = [retry.sentence]
         if found is not None:
             place = f"{_for(found.waiter.names)}, {_ahead(found.waiter, found.name)}"
             said.append(f"it has its place {place}")
         if (kept := self._kept()) is not None:
             left = duration(kept[1].lease_left)
             said.append(f"{_called(kept[0].name)} is kept for it for {left} more")
-            told = replace(told, lock=kept[0].name, holders=kept[0].holders)
-        if workers is not None:
-            when = _WAITS_IN_A_WORKER.get(workers[1], "")
-            said.append(f"the worker {workers[0]} has its message{when}")
+            retry = replace(retry, lock=kept[0].name, holders=kept[0].holders)
+        if reply is not None:
+            when = _WAITS_IN_A_WORKER.get(reply.state, "")
+            said.append(f"the worker {reply.node} has its message{when}")
         elif answered:
             said.append(
                 "no worker that answers has its message: it waits in the broker, or in a worker "
                 "that does not tell of it, or is lost"
             )
-        return replace(told, sentence="; ".join(said))
+        return replace(retry, sentence="; ".join(said))
 
     def _kept(self) -> tuple[LockInfo, Holder] | None:
         """A lock that is kept for the task, and its hold there."""
@@ -202,19 +204,19 @@ class Question:
                         return lock, holder
         return None
 
-    def _parked_elsewhere(self, node: str, state: str, info: dict[str, Any]) -> Why:
+    def _parked_elsewhere(self, reply: _Reply) -> Why:
         """A worker found it in its Redis, and we did not before in ours (`worker.control`)."""
         if (now := self._parked_meanwhile()) is not None:
             return now
-        lock = str(info.get("lock") or "")
+        lock = str(reply.info.get("lock") or "")
         return Why(
             self.task_id,
-            state,
-            f"the worker {node} says of the task {self.task_id} that it is parked "
+            reply.state,
+            f"the worker {reply.node} says of the task {self.task_id} that it is parked "
             f"{_for((lock,))}, but the Redis and the namespace that were asked here do not have "
             "it. If it stays so, compare relock_url and relock_namespace with that worker's",
             lock,
-            int(info.get("ahead") or 0),
+            int(reply.info.get("ahead") or 0),
         )
 
     def _anywhere(self) -> Why | None:
@@ -254,7 +256,7 @@ class Question:
     def _marked(self) -> str:
         """What a dedup marker tells of a task of which nothing else is known; "" for nothing."""
         with suppress(LockConfigError):  # `_anywhere` has told that not all may be looked at
-            for marker in self.look.find(f"{MARKER}*") if self.task_id else ():
+            for marker in self.look.find(f"{MARKER}*"):
                 for call in marker.holders:
                     if call.task_id == self.task_id:
                         made, left = duration(marker.at - call.since), duration(call.lease_left)
@@ -304,9 +306,9 @@ class Question:
     def _in_the_way(self, waiter: Waiter, lock: LockInfo) -> str:
         """Who holds what an execution waits for: this lock, and the others that it needs."""
         if len(waiter.names) == 1:
-            told = self._at(lock, "it", waiter) or "nobody holds it at this moment"
+            holders = self._at(lock, "it", waiter) or "nobody holds it at this moment"
             shares = waiter.shared and any(each.shared for each in lock.holders)
-            return told + (OUTRANKED if shares else "")
+            return holders + (OUTRANKED if shares else "")
         locks = [each for _, each in self.look.get_all(waiter.names, 1, 1)]
         every = [self._at(each, repr(each.name), waiter) for each in locks]
         return "; ".join(filter(None, every)) or "nobody holds them at this moment"
@@ -408,99 +410,116 @@ def _pause_of(pause: Sequence[Holder]) -> str:
     )
 
 
-def _stored(app: Any, task_id: str) -> tuple[str, Any, str]:
-    """What the result backend has of a task: its state, its result or what is told of the state,
-    and how it is named to people. Nothing is known if the state is empty; if it is `_UNASKED`, the
-    result is the error."""
+class _Stored(NamedTuple):
+    """What the result backend has of a task.
+
+    Attributes:
+        state: "" if nothing is known; `_UNASKED` if it could not be asked.
+        result: its result, or what is told of its state; if it could not be asked, the error.
+        work: the task, as people are told of it.
+    """
+
+    task_id: str
+    state: str = ""
+    result: Any = None
+    work: str = ""
+
+    def ended(self) -> Why | None:
+        """What is to be said of a task that has ended, or will be retried."""
+        from celery.exceptions import Retry
+        from celery.states import READY_STATES, RETRY
+
+        from ..worker.states import is_dropped
+
+        task_id, state, result, work = self
+        if is_dropped(result):
+            lock = str(result.get("lock") or "")
+            return Why(task_id, "dropped", f"{work} was dropped: {result.get('reason')}", lock)
+        if state in READY_STATES:
+            said = "" if state == "SUCCESS" else f", {type(result).__name__}: {result}"
+            return Why(task_id, "ended", f"{work} has ended: {state}{said}")
+        if state == RETRY and isinstance(result, Retry):
+            cause = "a shutdown, or a lost connection to the broker"
+            return Why(task_id, "retry", f"{work} was cancelled by Celery ({cause})")
+        if state == RETRY:
+            because = "" if result is None else f": {result}"
+            return Why(task_id, "retry", f"{work} waits for its retry{because}")
+        return None
+
+    def lost(self, answered: bool) -> Why | None:
+        """What is to be said of a task that had to wait, or had begun, if nothing else is known of
+        it any more. `answered`: whether any worker did."""
+        from celery.states import PENDING, STARTED
+
+        from ..worker.events import BLOCKED
+
+        task_id, state, result, work = self
+        if state in ("", _UNASKED, PENDING):
+            return None
+        payload = result if isinstance(result, dict) else {}
+        if state == STARTED and "hostname" in payload:
+            return Why(
+                task_id,
+                "lost",
+                f"{work} has begun in the worker {payload['hostname']} (pid {payload.get('pid')}), "
+                "and no worker that answers has it any more: it runs in one that does not answer, "
+                "or was lost with its process, or its message comes again (acks_late). If it stays "
+                "so, send the task again",
+            )
+        if state != BLOCKED or "blocked_at" not in payload:
+            return Why(
+                task_id,
+                "lost",
+                f"{work} has the state {state}, and no worker that answers has it: its message is "
+                "in the broker, or in a worker that does not answer, or was lost. If it stays so, "
+                "send the task again",
+            )
+        lock = str(payload.get("lock") or "")
+        since = duration(max(time.time() - float(payload.get("blocked_at") or 0), 0.0))
+        return Why(
+            task_id,
+            "lost",
+            f"{work} had to wait for the lock {lock!r} {since} ago, and Redis has nothing of it "
+            "any more: its message is on its way through the broker, "
+            + ("" if answered else "or in a worker that does not answer, ")
+            + "or was lost with the data of Redis. If it stays so, send the task again",
+            lock,
+        )
+
+
+def _stored(app: Any, task_id: str) -> _Stored:
     if app is None:
-        return "", None, ""
+        return _Stored(task_id)
     from celery.backends.base import DisabledBackend
 
     import_tasks(app)  # in a Django project it sets up the backend, too
     try:
         # It cannot be asked: it has no such method (AttributeError).
         if isinstance(app.backend, DisabledBackend):
-            return "", None, ""
+            return _Stored(task_id)
         meta = app.backend.get_task_meta(task_id)
     except Exception as error:  # noqa: BLE001  # whatever a backend raises
         logger.warning("Cannot read the state of %s: %s", task_id, error)
-        return _UNASKED, error, ""
+        return _Stored(task_id, _UNASKED, error)
     work = work_of(str(meta.get("name") or ""), task_id)
-    return str(meta.get("status", "")), meta.get("result"), work
+    return _Stored(task_id, str(meta.get("status", "")), meta.get("result"), work)
 
 
-def _lost(task_id: str, stored: tuple[str, Any, str], answered: bool) -> Why | None:
-    """What is to be said of a task that had to wait, or had begun, if nothing else is known of it
-    any more."""
-    from celery.states import PENDING, STARTED
+class _Reply(NamedTuple):
+    """A worker that has a task: its name, in which of its lists it has the task, what it knows."""
 
-    from ..worker.events import BLOCKED
-
-    state, told, work = stored
-    if state in ("", _UNASKED, PENDING):
-        return None
-    told = told if isinstance(told, dict) else {}
-    if state == STARTED and "hostname" in told:
-        return Why(
-            task_id,
-            "lost",
-            f"{work} has begun in the worker {told['hostname']} (pid {told.get('pid')}), and "
-            "no worker that answers has it any more: it runs in one that does not answer, or was "
-            "lost with its process, or its message comes again (acks_late). If it stays so, send "
-            "the task again",
-        )
-    if state != BLOCKED or "blocked_at" not in told:
-        return Why(
-            task_id,
-            "lost",
-            f"{work} has the state {state}, and no worker that answers has it: its message is in "
-            "the broker, or in a worker that does not answer, or was lost. If it stays so, send "
-            "the task again",
-        )
-    lock = str(told.get("lock") or "")
-    since = duration(max(time.time() - float(told.get("blocked_at") or 0), 0.0))
-    return Why(
-        task_id,
-        "lost",
-        f"{work} had to wait for the lock {lock!r} {since} ago, and Redis has nothing of it any "
-        "more: its message is on its way through the broker, "
-        + ("" if answered else "or in a worker that does not answer, ")
-        + "or was lost with the data of Redis. If it stays so, send the task again",
-        lock,
-    )
+    node: str
+    state: str
+    info: dict[str, Any]
 
 
-def _result(task_id: str, stored: tuple[str, Any, str]) -> Why | None:
-    """What the result backend says, if the task has ended or will be retried."""
-    from celery.exceptions import Retry
-    from celery.states import READY_STATES, RETRY
-
-    from ..worker.states import is_dropped
-
-    state, result, work = stored
-    if is_dropped(result):
-        lock = str(result.get("lock") or "")
-        return Why(task_id, "dropped", f"{work} was dropped: {result.get('reason')}", lock)
-    if state in READY_STATES:
-        said = "" if state == "SUCCESS" else f", {type(result).__name__}: {result}"
-        return Why(task_id, "ended", f"{work} has ended: {state}{said}")
-    if state == RETRY and isinstance(result, Retry):
-        of = "a shutdown, or a lost connection to the broker"
-        return Why(task_id, "retry", f"{work} was cancelled by Celery ({of})")
-    if state == RETRY:
-        because = "" if result is None else f": {result}"
-        return Why(task_id, "retry", f"{work} waits for its retry{because}")
-    return None
-
-
-def _ask_workers(app: Any, task_id: str) -> tuple[Told | None, bool]:
-    """The worker that has a task, in which of its lists, and what it knows about the task; and
-    whether any worker answered."""
+def _ask_workers(app: Any, task_id: str) -> tuple[_Reply | None, bool]:
+    """The worker that has a task; and whether any worker answered."""
     replies = {} if app is None else _asked(app, "query_task", [task_id]) or {}
-    all_told = (each for each in replies.items() if isinstance(each[1], dict))
-    found = [(node, *tasks[task_id]) for node, tasks in all_told if task_id in tasks]
+    had = ((node, tasks) for node, tasks in replies.items() if isinstance(tasks, dict))
+    found = [_Reply(node, *tasks[task_id]) for node, tasks in had if task_id in tasks]
     # Another one can have a copy of the message of a task that runs.
-    found.sort(key=lambda told: told[1] != "active")
+    found.sort(key=lambda reply: reply.state != "active")
     return next(iter(found), None), bool(replies)
 
 
