@@ -130,9 +130,9 @@ def once_each(found: Iterable[Iterable[LockInfo]]) -> Iterator[LockInfo]:
 
 
 def permits_in(locks: Sequence[LockInfo]) -> frozenset[str] | None:
-    """Whom somebody means who has looked at these locks and releases them: each permit, by its
-    token, whichever step of a workflow has it by then; who shares a lock, by its execution; the
-    first call of an order, if nobody runs there. None, for all, if not all holders were shown."""
+    """The tokens to pass to `release(permits=)`, so that it frees only those who were shown; who
+    shares a lock, and the first call of an order where nobody runs, by its execution. None, for
+    all, if not all holders were shown."""
     if any(lock.held > len(lock.holders) for lock in locks):
         return None
     meant = {permit_of(each) for lock in locks for each in lock.holders}
@@ -177,7 +177,7 @@ class Look:
             locks = self.inspection.survey(new, 1, 1) if new else []
             for key, first in zip(new, locks, strict=True):
                 lock, cools = first, any(each.cooldown for each in first.holders)
-                if holders > 1 < max(lock.held, lock.waiting):
+                if holders > 1 and max(lock.held, lock.waiting) > 1:
                     # By a script of its own: all waiters of fifty locks keep a server busy.
                     (lock,) = self.inspection.survey([key], holders, waiters)
                 elif past_cooldowns and cools and lock.held > 1:
