@@ -71,14 +71,10 @@ from ..errors import LockConfigError
 # and parked waiters for _OVERDUE. A lock with parked waiters is looked at every _LOOK.
 _TRIP, _LONGEST, _OVERDUE, _LOOK = 5.0, 600.0, 60.0, 10.0
 # So often a copy for one worker is handed out.
-_TRIPS = 5
+_COPY_TRIPS = 5
 _DAY = 86_400.0
 # The most messages in a reply; the others are owed.
 _MOST = 100
-# What is remembered of an execution that was replaced before it had begun.
-_REPLACED = "* replaced"
-# What is remembered of a debounced call that was refused: a copy of it is refused, too.
-_REFUSED = "-"
 
 # How many permits messages on their way will need: `exclusive` and `shared` ones.
 _Promised: TypeAlias = "Counter[str]"
@@ -90,6 +86,27 @@ _started = time.time() - time.monotonic()
 def _now() -> float:
     """Seconds since the epoch, by a clock that is never set back."""
     return _started + time.monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """What is remembered of an execution, or of a debounced call.
+
+    Attributes:
+        over: it has ended for good; `replaced`: before it had begun.
+        attempts: else, those that have ended: a copy of any of them can be on its way; and whether
+            the last one was `killed`.
+        refused: the call was refused: a copy of it is refused, too.
+    """
+
+    over: bool = False
+    replaced: bool = False
+    attempts: tuple[str, ...] = ()
+    killed: bool = False
+    refused: bool = False
+
+
+_NOTHING, _OVER, _REFUSED = _Past(), _Past(over=True), _Past(refused=True)
 
 
 @dataclass(slots=True)
@@ -270,12 +287,12 @@ class _State:
     Attributes:
         parked: the places of parked executions.
         of_task: by task id, the execution that was parked last.
-        due: when to look at a lock ("l", name), and when to resume an execution ("r", id).
+        look_at: when to look at a lock; `resume_at`: when to resume an execution.
         owed: by home, the executions whose turn came when nobody could publish, and since when.
-        ended: how an execution ended (see `_Command.ended`), and until when to remember.
+        past: what is remembered of an execution, and until when.
         live: by channel, the workers that consume it, and until when they count.
         ears: by inbox, its listeners.
-        sent: the places in lines, by execution, and by the task with a `#` before it.
+        sent: the places in lines, by execution; `sent_of`: by task.
         passed: calls that were passed over and not yet reported.
         fence: the last fencing token.
         parked_bytes: the size of all parked messages.
@@ -285,12 +302,14 @@ class _State:
     locks: dict[str, _Lock] = field(default_factory=dict)
     parked: dict[str, _Place] = field(default_factory=dict)
     of_task: dict[str, str] = field(default_factory=dict)
-    due: dict[tuple[str, str], float] = field(default_factory=dict)
+    look_at: dict[str, float] = field(default_factory=dict)
+    resume_at: dict[str, float] = field(default_factory=dict)
     owed: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
-    ended: dict[str, tuple[str, float]] = field(default_factory=dict)
+    past: dict[str, tuple[_Past, float]] = field(default_factory=dict)
     live: dict[str, dict[str, float]] = field(default_factory=dict)
     ears: dict[str, list[_Ear]] = field(default_factory=lambda: defaultdict(list))
     sent: dict[str, _Place] = field(default_factory=dict)
+    sent_of: dict[str, _Place] = field(default_factory=dict)
     passed: list[Passed] = field(default_factory=list)
     fence: int = 0
     parked_bytes: int = 0
@@ -389,30 +408,29 @@ class _Command:
         """Seconds until the next lease ends; 0 without a hold."""
         return min((hold.expiry - self.now for hold in lock.holds.values()), default=0.0)
 
-    def ended(self, execution_id: str) -> str:
-        """How an execution has ended: "*" for good, "* replaced" before it had begun, or " attempt
-        attempt killed … ", where "killed" is said of the attempt before it; "" if not known."""
-        how, until = self.state.ended.get(execution_id, ("", 0.0))
-        return how if until > self.now else ""
+    def past(self, execution_id: str) -> _Past:
+        past, until = self.state.past.get(execution_id, (_NOTHING, 0.0))
+        return past if until > self.now else _NOTHING
 
-    def remember(self, execution_id: str, how: str, seconds: float) -> None:
-        ended = self.state.ended
-        ended.pop(execution_id, None)
-        ended[execution_id] = how, self.now + seconds
-        for oldest in list(islice(ended, 3)):  # keeps it bounded
-            if ended[oldest][1] <= self.now:
-                del ended[oldest]
+    def remember(self, execution_id: str, past: _Past, seconds: float) -> None:
+        known = self.state.past
+        known.pop(execution_id, None)
+        known[execution_id] = past, self.now + seconds
+        for oldest in list(islice(known, 3)):  # keeps it bounded
+            if known[oldest][1] <= self.now:
+                del known[oldest]
 
     def remember_end(self, execution_id: str, attempt_id: str, ended: str, seconds: float) -> None:
-        """An attempt is added to those that have ended: a copy of any of them can be on its way. An
-        execution that has ended stays ended."""
-        before = self.ended(execution_id)
+        """An execution that has ended stays ended."""
+        before = self.past(execution_id)
         if ended == "execution":
-            self.remember(execution_id, "*", seconds)
-        elif not _is_over(before):
-            how = f"{attempt_id} killed " if ended == "killed" else f"{attempt_id} "
-            how = _REPLACED if ended == "replaced" else f"{before or ' '}{how}"
-            self.remember(execution_id, how, seconds)
+            self.remember(execution_id, _OVER, seconds)
+        elif ended == "replaced" and not before.over:
+            self.remember(execution_id, _Past(over=True, replaced=True), seconds)
+        elif not before.over:
+            attempts = *before.attempts, attempt_id
+            past = _Past(attempts=attempts, killed=ended == "killed")
+            self.remember(execution_id, past, seconds)
 
     def renew(self, renewal: Renewal) -> bool:
         hold = self.lock(renewal.name).holds.get(renewal.execution_id)
@@ -440,9 +458,8 @@ class _Command:
         killed. Who has ended an attempt otherwise comes again. An execution that is its own
         successor lives, whatever happened to an earlier attempt."""
         for each in successor.execution_id.split():
-            ended = self.ended(each)
-            is_killed = ended.endswith(" killed ") and each != execution_id
-            if not _is_over(ended) and not is_killed:
+            past = self.past(each)
+            if not past.over and not (past.killed and each != execution_id):
                 yield each
 
     # --- places -----------------------------------------------------------------------------------
@@ -460,11 +477,12 @@ class _Command:
             if lock.queue.get(place.execution_id) is place:
                 del lock.queue[place.execution_id]
             if lock.is_line and not lock.queue:
-                self.state.due.pop(("l", lock.name), None)
+                self.state.look_at.pop(lock.name, None)
         if place.ordered is not None:
-            for key in (place.execution_id, "#" + place.ordered.task):
-                if self.state.sent.get(key) is place:
-                    del self.state.sent[key]
+            sent, sent_of = self.state.sent, self.state.sent_of
+            for places, key in ((sent, place.execution_id), (sent_of, place.ordered.task)):
+                if places.get(key) is place:
+                    del places[key]
 
     def unpark(self, place: _Place) -> None:
         """Forget a parked message. Its place stays."""
@@ -475,13 +493,13 @@ class _Command:
         for lock in self.wanted(place):
             lock.messages.discard(execution_id)
             if not lock.messages:
-                state.due.pop(("l", lock.name), None)
+                state.look_at.pop(lock.name, None)
         del state.parked[execution_id]
         state.parked_bytes -= len(request.message.encode())
         # Another execution of the task can be parked by now: a retry, while this is an old copy.
         if state.of_task.get(request.task) == execution_id:
             del state.of_task[request.task]
-        state.due.pop(("r", execution_id), None)
+        state.resume_at.pop(execution_id, None)
         state.owed[request.home].pop(execution_id, None)
 
     def stands_behind_itself(self, place: _Place) -> bool:
@@ -546,7 +564,7 @@ class _Command:
         worker that seems to be gone leaves."""
         request, execution_id = place.request, place.execution_id
         assert request is not None
-        if request.is_copy and place.sent >= _TRIPS:
+        if request.is_copy and place.sent >= _COPY_TRIPS:
             self.leave(place)
             return
         place.first = self.now if place.first is None else place.first
@@ -591,21 +609,33 @@ class _Command:
         if lock.messages:
             lapse = self.next_lapse(lock)
             soon = self.now + min(lapse + 0.001 if lapse > 0 else _LOOK, _LOOK)
-            self.state.due["l", lock.name] = min(self._ahead[lock.name].look, soon)
+            self.state.look_at[lock.name] = min(self._ahead[lock.name].look, soon)
         elif lock.is_line and lock.queue:
             soon = self.now + _DAY
-            self.state.due["l", lock.name] = min(self._ahead[lock.name].look, soon)
+            self.state.look_at[lock.name] = min(self._ahead[lock.name].look, soon)
 
     def resume(self, execution_id: str) -> None:
         """Hand out a message, whether its locks are free or not, and look again when it is
         overdue."""
         place = self.state.parked.get(execution_id)
         if place is None:
-            self.state.due.pop(("r", execution_id), None)
+            self.state.resume_at.pop(execution_id, None)
             return
         if not self.is_on_its_way(place) or self.is_owed(place):
             self.hand_out(place)
-        self.state.due["r", execution_id] = place.back
+        self.state.resume_at[execution_id] = place.back
+
+    def serve_what_is_due(self) -> None:
+        """Look at the locks, and resume the executions, whose time has come."""
+        looks = [(at, False, name) for name, at in self.state.look_at.items()]
+        resumes = [(at, True, each) for each, at in self.state.resume_at.items()]
+        for at, is_resume, what in sorted([*looks, *resumes]):
+            if at <= self.now and is_resume:
+                self.resume(what)
+            elif at <= self.now:
+                # `schedule` sets the next look while anything is parked there.
+                self.state.look_at.pop(what, None)
+                self.promote(self.lock(what))
 
     # --- turns ------------------------------------------------------------------------------------
 
@@ -829,7 +859,7 @@ class _Command:
             place.turn is not None and self._one_has_come(lock)
         )
         late = max(place.turn or self.now, place.due) + call.gap
-        is_over = _is_over(self.ended(place.execution_id))
+        is_over = self.past(place.execution_id).over
         if not is_over and place.execution_id in self.state.parked:
             # It came, and is parked for its lock.
             place.turn = None
@@ -840,8 +870,8 @@ class _Command:
             return False
         if is_waited_for and place.turn is not None and late <= self.now:
             waited = self.now - place.turn
-            of = place.execution_id, place.claim.label
-            self.state.passed.append(Passed(lock.name, *of, waited))
+            passed = Passed(lock.name, place.execution_id, place.claim.label, waited)
+            self.state.passed.append(passed)
             self.leave(place)
             self._pass_on_turn(lock, place)
             return False
@@ -908,8 +938,8 @@ class _Command:
             place.live_on(self.now + successor.keep + _DAY)
             place.turn = None
             place.published, place.seen = self.now, 0
-            put(lock, place, hold.fence)
-            self.state.sent[each] = self.state.sent["#" + task] = place
+            _put(lock, place, hold.fence)
+            self.state.sent[each] = self.state.sent_of[task] = place
 
     # --- deadlocks --------------------------------------------------------------------------------
 
@@ -999,9 +1029,10 @@ class _Command:
     ) -> tuple[str, ...]:
         """The rest of the cycle from a place, by the first of its locks that is stuck."""
         for lock in self.wanted(place):
-            of = place.claim, place.limits[lock.name]
-            if lock is not but and (path := self._from_place(search, lock, *of)):
-                return path
+            if lock is not but:
+                path = self._from_place(search, lock, place.claim, place.limits[lock.name])
+                if path:
+                    return path
         return ()
 
     def _from_place(
@@ -1109,8 +1140,8 @@ class _Acquire(_Command):
         ever ahead of it. So does, perhaps, who waits for a permit that it may join: whose that is
         can wait for it."""
         for lock in self.locks if self.claim.stuck or any(joins.values()) else ():
-            of = self.claim, lock, self.limits[lock.name], joins
-            if ahead.get(lock.name) and self.is_behind_itself(*of):
+            limit = self.limits[lock.name]
+            if ahead.get(lock.name) and self.is_behind_itself(self.claim, lock, limit, joins):
                 ahead[lock.name], self.passes = False, True
 
     def _wait(self, wanted: dict[str, int], blocked: _Lock) -> Queued:
@@ -1120,11 +1151,11 @@ class _Acquire(_Command):
 
     def _refusal(self) -> Answer | Parked | None:
         """The answer to an execution, or an attempt, that must not go on."""
-        ended = self.ended(self.me)
-        if _is_over(ended):
+        past = self.past(self.me)
+        if past.over:
             self.withdraw(self.me)  # its parked message has no purpose any more
-        if _is_over(ended) or f" {self.claim.attempt_id} " in ended:
-            return Ended(replaced=ended == _REPLACED)
+        if past.over or self.claim.attempt_id in past.attempts:
+            return Ended(replaced=past.replaced)
         other = self._other_attempt()
         if other is None:
             return self._refusal_of_a_late_copy()
@@ -1251,11 +1282,18 @@ class _Acquire(_Command):
         if not lock.holds:
             return Conflict(lock.name, 0.0, 0, "", "", waiting, is_parked)
         oldest = lock.holds[min(lock.holds, key=lambda each: (lock.holds[each].fence, each))]
-        left = oldest.expiry - self.now
-        of = oldest.fence, oldest.owner, oldest.label
-        outranked = oldest.shared and self.limits[lock.name] == SHARED
-        how = is_parked, False, oldest.shared, outranked, oldest.attempt_id == KEPT
-        return Conflict(lock.name, left, *of, waiting, *how)
+        return Conflict(
+            lock.name,
+            oldest.expiry - self.now,
+            oldest.fence,
+            oldest.owner,
+            oldest.label,
+            waiting,
+            is_parked,
+            shared=oldest.shared,
+            outranked=oldest.shared and self.limits[lock.name] == SHARED,
+            kept=oldest.attempt_id == KEPT,
+        )
 
     def _leave_other_places(self, wanted: dict[str, int]) -> None:
         """Leave the places for another set of locks than the wanted one, with the messages parked
@@ -1297,10 +1335,10 @@ class _Acquire(_Command):
             place.ordered, place.ticket = before.ordered, before.ticket
             place.due, place.ends, place.expires = before.due, before.ends, before.expires
             if before.ordered is not None:
-                self.state.sent[self.me] = self.state.sent["#" + before.ordered.task] = place
+                self.state.sent[self.me] = self.state.sent_of[before.ordered.task] = place
             lock.queue[self.me] = place
         else:
-            put(lock, place, self.next_fence())
+            _put(lock, place, self.next_fence())
 
     def _full(self, wanted: dict[str, int]) -> Full | None:
         """Where there is no room for another message: at one of these locks, or in all."""
@@ -1327,7 +1365,7 @@ class _Acquire(_Command):
         state.parked[self.me], state.of_task[request.task] = place, self.me
         state.parked_bytes += len(request.message.encode())
         if request.patience is not None:
-            state.due["r", self.me] = self.now + max(request.patience, 0.0)
+            state.resume_at[self.me] = self.now + max(request.patience, 0.0)
         for lock in self.wanted(place):
             lock.messages.add(self.me)
             self._ahead.setdefault(lock.name, _Ahead())
@@ -1337,12 +1375,12 @@ class _Acquire(_Command):
     def debounce(self, call: Debounce) -> Parked | Burst | Full | None:
         """Park the message of a debounced call: it replaces the message of its burst, or begins a
         new burst. The caller of a refused one goes on with another: no copy is merged later."""
-        before = self.ended(call.call_id)
-        if before not in ("", _REFUSED):
+        past = self.past(call.call_id)
+        if past not in (_NOTHING, _REFUSED):
             return Parked(0)  # a repetition
-        answer = self._merge(call, was_refused=before == _REFUSED)
-        how = "*" if isinstance(answer, Parked) else _REFUSED
-        self.remember(call.call_id, how, REMEMBER_CALL)
+        answer = self._merge(call, was_refused=past.refused)
+        past = _OVER if isinstance(answer, Parked) else _REFUSED
+        self.remember(call.call_id, past, REMEMBER_CALL)
         return answer
 
     def _merge(self, call: Debounce, was_refused: bool) -> Parked | Burst | Full | None:
@@ -1369,7 +1407,7 @@ class _Acquire(_Command):
         if place is None and self.request is not None:
             self.tell("parked", Notice("parked", self.me, self.request.home))
         elif pause is None:
-            self.state.due["l", lock.name] = now
+            self.state.look_at[lock.name] = now
         return Parked(0)
 
 
@@ -1459,7 +1497,7 @@ class MemoryBackend:
 
     def resume(self, homes: str, by: str, tasks: Sequence[str] = ()) -> Resumed:
         with self._executes(_Command, homes, by) as command:
-            state, now = self.state, command.now
+            state = self.state
             for each in command.homes:
                 owed = sorted(state.owed[each].items(), key=lambda item: item[::-1])
                 for execution_id, _ in owed[:_MOST]:
@@ -1471,16 +1509,11 @@ class MemoryBackend:
             for task in tasks:
                 if task in state.of_task:
                     command.resume(state.of_task[task])
-                elif (awaited := state.sent.get("#" + task)) is not None:
+                elif (awaited := state.sent_of.get(task)) is not None:
                     command.withdraw(awaited.execution_id)
-            for _, (kind, what) in sorted((at, key) for key, at in state.due.items() if at <= now):
-                if kind == "r":
-                    command.resume(what)
-                else:
-                    # `schedule` sets the next look while anything is parked there.
-                    state.due.pop((kind, what), None)
-                    command.promote(command.lock(what))
-            recheck = min((max(at - now, 0.0) for at in state.due.values()), default=None)
+            command.serve_what_is_due()
+            due = [*state.look_at.values(), *state.resume_at.values()]
+            recheck = max(min(due) - command.now, 0.0) if due else None
             if any(state.owed[each] for each in command.homes):
                 recheck = 0.0
             passed, state.passed = tuple(state.passed), []
@@ -1491,7 +1524,7 @@ class MemoryBackend:
             lock, me = command.lock(request.line), request.execution_id
             if me in lock.queue:
                 return lock.queue[me].ticket
-            if command.ended(me) or me in lock.holds:
+            if command.past(me) != _NOTHING or me in lock.holds:
                 return 0
             if request.marker is not None:
                 marked = _Acquire(self.state, command.now, request.marker, "-").answer()
@@ -1501,9 +1534,9 @@ class MemoryBackend:
             place = _awaited(request)
             place.due, place.ends = due if due > command.now else 0.0, due + request.life
             place.expires = place.ends if request.life < _DAY else place.expires
-            put(lock, place, _ticket_at(lock, due) if due > command.now else command.next_fence())
-            self.state.sent[me] = self.state.sent["#" + request.task] = place
-            self.state.due.setdefault(("l", lock.name), place.ends)
+            _put(lock, place, _ticket_at(lock, due) if due > command.now else command.next_fence())
+            self.state.sent[me] = self.state.sent_of[request.task] = place
+            self.state.look_at.setdefault(lock.name, place.ends)
             return place.ticket
 
     def withdraw(self, execution_id: str, remember: float, attempt_id: str = "") -> bool:
@@ -1514,7 +1547,7 @@ class MemoryBackend:
                 return False
             had = command.withdraw(execution_id)
             if had and remember > 0:
-                command.remember(execution_id, "*", remember)
+                command.remember(execution_id, _OVER, remember)
             return had
 
     def arrived(self, execution_ids: Sequence[str], seconds: float) -> None:
@@ -1673,7 +1706,7 @@ def _ticket_at(lock: _Lock, due: float) -> int:
         ticket += 1000
 
 
-def put(lock: _Lock, place: _Place, ticket: int) -> None:
+def _put(lock: _Lock, place: _Place, ticket: int) -> None:
     """Enter a place into a line, in the order of the tickets."""
     place.ticket = ticket
     by_ticket = {**lock.queue, place.execution_id: place}
@@ -1698,11 +1731,6 @@ def _takes_back(place: _Place, attempt_id: str, ended: str) -> bool:
         return True
     parked_it = place.claim.attempt_id == attempt_id and not place.arrived
     return (parked_it and ended not in ("killed", "parked")) or ended == "execution"
-
-
-def _is_over(ended: str) -> bool:
-    """Whether an execution has ended, and not only attempts of it."""
-    return ended.startswith("*")
 
 
 def _open_burst(lock: _Lock) -> _Place | None:

@@ -104,7 +104,7 @@ def _(desk: MemoryDesk, homes: tuple[str, ...]) -> RealParking:
     of_task = {f"#{task}": run for task, run in state.of_task.items()}
     return RealParking(
         {run: next(iter(place.limits)) for run, place in state.parked.items()} | of_task,
-        {" ".join(key) for key in state.due},
+        {f"l {name}" for name in state.look_at} | {f"r {run}" for run in state.resume_at},
         {home: set(state.owed[home]) for home in homes},
         (len(state.parked), state.parked_bytes),
     )

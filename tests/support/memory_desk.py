@@ -105,10 +105,11 @@ class MemoryDesk(Desk):
         self.lapse_place(run, name, due=1, **({"turn": 1} if waited_for else {}))
 
     def all_due(self) -> None:
-        self.backend.state.due = dict.fromkeys(self.backend.state.due, 0.001)
+        for due in (self.backend.state.look_at, self.backend.state.resume_at):
+            due.update(dict.fromkeys(due, 0.001))
 
     def forget(self, run: str) -> None:
-        self.backend.state.ended.pop(run, None)
+        self.backend.state.past.pop(run, None)
 
     def stranger(self, name: str, *, goes: bool = False) -> None:
         """There is none."""
@@ -122,7 +123,7 @@ class MemoryDesk(Desk):
 
     def left(self) -> list[str]:
         state = self.backend.state
-        kept = {"locks", "parked", "of_task", "due", "owed"}
+        kept = {"locks", "parked", "of_task", "look_at", "resume_at", "owed"}
         return [what for what in kept if any(getattr(state, what).values())]
 
     def wipe(self) -> None:
