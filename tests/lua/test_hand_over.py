@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.simple import granted, in_a_row, kill, wait
+from tests.support.simple import granted, in_a_row, wait
 
 PLAIN = ["r2", "r3", "r4"]
 
@@ -90,7 +90,7 @@ def test_where_nobody_listens_at_the_head_the_next_one_gets_it(desk):
 def test_where_the_head_is_dead_the_next_one_gets_it(desk):
     inbox = desk.listen("p-1")
     in_a_row(desk, *PLAIN)
-    kill(desk, "r2")
+    desk.lapse_place("r2")
     desk.release("r1")
 
     assert granted(inbox.heard()) == ["r3"]
@@ -99,7 +99,7 @@ def test_where_the_head_is_dead_the_next_one_gets_it(desk):
 
 def test_the_dead_at_the_head_go_with_the_next_who_waits(desk):
     in_a_row(desk, "r2", "r3")
-    kill(desk, "r2")
+    desk.lapse_place("r2")
 
     assert wait(desk, "r4") == 1
     assert desk.waiters() == ["r3", "r4"]
@@ -108,7 +108,7 @@ def test_the_dead_at_the_head_go_with_the_next_who_waits(desk):
 def test_the_dead_behind_the_head_go_with_the_release_that_comes_to_them(desk):
     inbox = desk.listen("p-1")
     in_a_row(desk, "r2", "r3")
-    kill(desk, "r3")
+    desk.lapse_place("r3")
     assert wait(desk, "r4") == 2
 
     desk.release("r1")
@@ -123,7 +123,7 @@ def test_where_the_head_is_dead_and_the_second_admits_another_both_get_it(desk):
     in_a_row(desk, "r2")
     wait(desk, "r3", limits=(2,))
     wait(desk, "r4", limits=(2,))
-    kill(desk, "r2")
+    desk.lapse_place("r2")
     desk.release("r1")
 
     assert granted(inbox.heard()) == ["r3", "r4"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from celery_relock.engine.protocol import Claim, Held, Parked, Queued
-from tests.support.simple import in_a_row, kill, wait
+from tests.support.simple import in_a_row, wait
 
 PLAIN = ["r2", "r3", "r4"]
 
@@ -16,7 +16,7 @@ def again(desk, run: str, attempt_id: str = "n2", **more):
 
 def test_a_place_that_is_taken_over_stays_where_it_is(desk):
     in_a_row(desk, *PLAIN)
-    kill(desk, "r3")
+    desk.lapse_place("r3")
 
     assert isinstance(again(desk, "r3", by_owner=True), Queued)
     assert desk.waiters() == PLAIN
@@ -44,7 +44,7 @@ def test_a_copy_of_the_holder_is_parked_before_all(desk):
 def test_who_parks_in_its_place_is_not_granted_but_resumed(desk):
     inbox = desk.listen("p-1")
     in_a_row(desk, *PLAIN)
-    kill(desk, "r2")
+    desk.lapse_place("r2")
 
     assert isinstance(desk.leave("r2", "n2"), Parked)
     desk.release("r1")
@@ -56,7 +56,7 @@ def test_who_parks_in_its_place_is_not_granted_but_resumed(desk):
 
 def test_who_parks_in_its_place_before_a_very_long_queue_is_resumed_too(desk):
     in_a_row(desk, *[f"w{i}" for i in range(300)])
-    kill(desk, "w0")
+    desk.lapse_place("w0")
 
     assert isinstance(desk.leave("w0", "n2"), Parked)
     desk.release("r1")

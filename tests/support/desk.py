@@ -39,15 +39,8 @@ class Inbox:
         wait_for(lambda: self._next() == "subscribe", what="the subscription")
 
     def heard(self) -> list[str]:
-        """All messages since the last call. The server answers the PING after what it published."""
-        self._listener.ping()
-        found = []
-        while (message := self._listener.get_message(timeout=5.0)) is not None:
-            if message["type"] == "pong":
-                return found
-            if message["data"]:  # an empty one asks who listens
-                found.append(message["data"].decode())
-        raise AssertionError("the server did not answer the inbox")
+        """All messages since the last call."""
+        return [message["data"].decode() for message in heard_by(self._listener)]
 
     def leave(self) -> None:
         """Be unreachable from now on; returns when the server knows."""
@@ -307,6 +300,17 @@ def _claim(
     more.setdefault("owner", run)
     more.setdefault("limits", (limit,) * len(names))
     return Claim(run, attempt_id, names=names, lease=lease, **more)
+
+
+def heard_by(listener: Any) -> Iterator[dict[str, Any]]:
+    """All messages since the last call. The server answers the PING after what it published."""
+    listener.ping()
+    while (message := listener.get_message(timeout=5.0)) is not None:
+        if message["type"] == "pong":
+            return
+        if message["type"] == "message" and message["data"]:  # an empty one asks who listens
+            yield message
+    raise AssertionError("the server did not answer the inbox")
 
 
 def as_text(reply: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tests.support.desk import Desk
+from tests.support.desk import Desk, heard_by
 
 
 class Ears:
@@ -12,7 +12,7 @@ class Ears:
 
     def __init__(self, desk: Desk, channels: Iterable[str]):
         self._inbox = desk.keys.inbox
-        self._listener = desk.client.pubsub(ignore_subscribe_messages=True)
+        self._listener = desk.client.pubsub()
         self.channels = set(channels)
         self._listener.subscribe(*map(self._inbox, channels))
         self.heard()
@@ -26,15 +26,10 @@ class Ears:
 
     def heard(self) -> list[tuple[str, list[str]]]:
         """Channel and words of all messages since the last call."""
-        self._listener.ping()
-        found = []
-        while True:
-            message = self._listener.get_message(timeout=5.0)
-            if message and message["type"] == "pong":
-                return found
-            if message and message["data"]:  # an empty one asks who listens
-                channel = message["channel"].decode().rpartition(":")[2]
-                found.append((channel, message["data"].decode().split(" ")))
+        return [
+            (each["channel"].decode().rpartition(":")[2], each["data"].decode().split(" "))
+            for each in heard_by(self._listener)
+        ]
 
     def close(self) -> None:
         self._listener.close()

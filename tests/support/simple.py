@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_relock.engine.protocol import Claim, Queued
 from tests.support.desk import Desk
 
 
 def wait(desk: Desk, run: str, channel: str = "p-1", **more: Any) -> int:
     """Wait as a process does whose inbox this channel is; returns the rank."""
-    facts: dict[str, Any] = {"owner": run, "names": ("a",), "limits": (1,), "lease": 30.0, **more}
-    answer = desk.backend.acquire(Claim(run, "n", **facts), 6.0, channel)
-    assert isinstance(answer, Queued), answer
-    return answer.rank
-
-
-def kill(desk: Desk, run: str) -> None:
-    """Its place lapses and is else as it was."""
-    desk.lapse_place(run)
+    return desk.queue(run, inbox=channel, **more)
 
 
 def in_a_row(desk: Desk, *runs: str, **more: Any) -> list[int]:
