@@ -12,7 +12,6 @@ from itertools import islice
 import click
 
 from ..admin import LockInfo, Stats
-from ..admin.names import plain
 from .base import AT_LEAST_0, FOUND, SECONDS, Here, command, echo_json
 from .commands import rows_of
 
@@ -66,7 +65,7 @@ def _screen(locks: list[LockInfo]) -> list[str]:
         shown = max(1, min(_SHOWN, shutil.get_terminal_size().lines - _OTHERS))
     rows = rows_of(locks[:shown]) if locks else []
     more = [f"… and {len(locks) - shown} more"] if len(locks) > shown else []
-    return [plain(head), "", *rows, *more]
+    return [head, "", *rows, *more]
 
 
 def _draw(screens: Iterator[list[str]]) -> None:
