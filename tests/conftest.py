@@ -40,6 +40,9 @@ from tests.support.shared_rabbitmq import SharedRabbit
 if TYPE_CHECKING:
     from tests.support.databases import MariaDB, Postgres
 
+# Installed, it is there by itself.
+pytest_plugins = ("celery_relock.testing",)
+
 
 def pytest_configure(config: pytest.Config) -> None:
     # pytest-xdist would begin with the files that have the most tests.
@@ -70,6 +73,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     starts = {each.path for each in items if workers & {*getattr(each, "fixturenames", ())}}
     others = {item.path for item in items} - slow - starts
     begins = {}
+    # Slow files begin in the first 40 % of the run, those of workers in 90 %, the rest in all.
     for paths, last in ((slow, 0.4), (starts - slow, 0.9), (others, 1.0)):
         begins |= {path: last * at / len(paths) for at, path in enumerate(sorted(paths))}
     items.sort(key=lambda item: begins[item.path])
@@ -121,10 +125,6 @@ def a_result_that_is_collected_does_nothing() -> Iterator[None]:
             patch.delattr(AsyncResult, "__del__")
         yield
         gc.collect()  # those of the last tests, too
-
-
-# Installed, it is there by itself.
-pytest_plugins = ("celery_relock.testing",)
 
 
 @pytest.fixture(scope="module", autouse=True)

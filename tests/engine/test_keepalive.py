@@ -22,8 +22,8 @@ from celery_relock.engine.platform import clock
 from celery_relock.engine.protocol import Conflict, Held
 from celery_relock.engine.renewal import keepalive
 from celery_relock.errors import LockUnavailable
+from tests.engine.gate import gated
 from tests.support import RedisServer, programs, wait_for
-from tests.support.gate import gated
 from tests.support.listening import subscribe
 from tests.support.long import LONG
 from tests.support.proxy import Proxy

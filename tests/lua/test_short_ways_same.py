@@ -11,9 +11,9 @@ import pytest
 
 from celery_relock.backends.redis.scripts import Script, scripts
 from celery_relock.engine.protocol import SHARED, Claim, Release, Renewal, Successor
+from tests.lua.twins import HOME, NAMES, RUNS, Twin, Twins
 from tests.support.desk import Desk
 from tests.support.long import LONG
-from tests.support.twins import HOME, NAMES, RUNS, Twin, Twins
 
 pytestmark = pytest.mark.slow
 

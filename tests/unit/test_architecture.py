@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.imports import Import, imports
 from tests.support.worker import ROOT
+from tests.unit.imports import Import, imports
 
 PACKAGE = "celery_relock"
 #: Which layers a layer may use. "" is the package's own names.

@@ -94,7 +94,7 @@ def test_the_journal_keeps_order_and_wakes_who_waits(journal, redis_url, namespa
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
 def test_a_worker_of_every_pool_runs_a_task_to_its_gate_and_through(pool, new_worker):
-    running = new_worker("tests.support.sample_app", pool=pool)
+    running = new_worker("tests.unit.apps.sample", pool=pool)
     result = running.module.stand_at_the_gate.delay("Ann")
 
     running.journal.wait_for("arrived")
@@ -108,7 +108,7 @@ def test_a_worker_of_every_pool_runs_a_task_to_its_gate_and_through(pool, new_wo
 
 
 def test_a_killed_child_is_replaced_and_a_closed_worker_leaves_no_process(new_worker):
-    running = new_worker("tests.support.sample_app", concurrency=1)
+    running = new_worker("tests.unit.apps.sample", concurrency=1)
     (child,) = running.children()
     # Celery's worker ends if its only child is killed before its loop has begun.
     ping = running.module.app.control.ping
@@ -125,14 +125,14 @@ def test_a_killed_child_is_replaced_and_a_closed_worker_leaves_no_process(new_wo
 
 def test_a_worker_that_cannot_start_shows_its_log(new_worker):
     with pytest.raises(AssertionError, match="No such option"):
-        new_worker("tests.support.sample_app", arguments=("--no-such-option",))
+        new_worker("tests.unit.apps.sample", arguments=("--no-such-option",))
 
 
 def test_nothing_outlives_a_test_run_that_is_killed(redis_binary):
     code = (
         "from tests.support import RedisServer, Worker\n"
         "server = RedisServer()\n"
-        "worker = Worker('tests.support.sample_app', server.url, 'killed')\n"
+        "worker = Worker('tests.unit.apps.sample', server.url, 'killed')\n"
         "print(server.pid, worker.pid, *worker.children(), flush=True)\n"
         "input()\n"
     )

@@ -15,7 +15,7 @@ from celery_relock import locked
 from celery_relock.workflow.locked import LockedChain
 from tests.support import new_namespace
 from tests.support.long import LONG
-from tests.support.shapes import SHAPES, Maker
+from tests.workflow.shapes import SHAPES, Maker
 
 pytestmark = pytest.mark.slow
 
