@@ -36,7 +36,7 @@ from .settings import (
     visibility_timeout,
 )
 from .version import __version__
-from .worker import company, parking
+from .worker import broker, company, parking
 from .worker.report import key_of
 
 if TYPE_CHECKING:
@@ -482,7 +482,7 @@ class _Workers:
     def ask(cls, app: Any, timeout: float, findings: list[Finding]) -> _Workers | None:
         """Ask all workers. None, and a finding, if they cannot be asked."""
         try:
-            asks = parking.can_answer(app)
+            asks = broker.has_remote_control(app)
             stats = (asks and app.control.inspect(timeout=timeout).stats()) or {}
             # Now the number of workers is known, so these calls end without the timeout.
             inspect = app.control.inspect(timeout=timeout, limit=len(stats))
@@ -634,7 +634,7 @@ def _parked(
         return
     own, of_others = parking.homes(app), set()
     unserved: dict[str, ParkedTask] = {}
-    is_known = workers is not None and workers.is_whole and parking.can_answer(app)
+    is_known = workers is not None and workers.is_whole and broker.has_remote_control(app)
     read = workers.queues if workers is not None else set()
     for each in parked:
         if each.home not in own:

@@ -389,7 +389,7 @@ def _revoke(app: Any, request: Any, is_out: bool) -> None:
     from celery.worker.state import revoked
 
     # Its receiver of `task_revoked` clears away what the call leaves.
-    from ..worker import revocation  # noqa: F401
+    from ..worker import leftovers  # noqa: F401
     from ..worker.states import tells_no_state
 
     revoked.add(request.id)

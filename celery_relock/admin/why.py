@@ -525,10 +525,10 @@ def _ask_workers(app: Any, task_id: str) -> tuple[_Reply | None, bool]:
 
 def _asked(app: Any, question: str, *args: Any) -> dict[str, Any] | None:
     """The answers of the workers, by worker; None if they cannot be asked."""
-    from ..worker.parking import can_answer
+    from ..worker.broker import has_remote_control
 
     try:
-        if not can_answer(app):  # on SQS it would make a queue for their answers
+        if not has_remote_control(app):  # on SQS it would make a queue for their answers
             return None
         return getattr(app.control.inspect(timeout=_WORKERS), question)(*args) or {}
     except Exception as error:  # noqa: BLE001  # whatever a broker's client raises

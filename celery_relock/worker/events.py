@@ -7,17 +7,15 @@ begins with `task-` is a state of the task in Flower and `celery events` (`show`
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from celery.exceptions import SoftTimeLimitExceeded
-from celery.signals import worker_init, worker_process_init
-from kombu.exceptions import LimitExceeded
+from celery.signals import worker_init
 
 from ..engine import events
 from ..engine.events import LockEvent, Work, logger
@@ -25,6 +23,7 @@ from ..engine.interrupt import let_through
 from ..engine.lease import Lease
 from ..engine.protocol import LINE, Message
 from ..errors import LockLost
+from .broker import producer_of
 from .message import work_for
 from .spawned import hand_on
 
@@ -42,13 +41,6 @@ _OTHER_THREADS = ("lock-lost", "lock-reclaimed")
 # Celery itself would try for ever to reach the broker.
 _ONCE = {"max_retries": 1, "interval_start": 0}
 _SILENCE = 30.0
-# Seconds to wait for a connection of the app's pool.
-_PATIENCE = 1.0
-
-# The process whose connections to the broker are those in the pools of its apps. What a body forks
-# has a copy of its parent's, and RabbitMQ ends a connection to which two processes write. Celery
-# empties its pools in the children of a worker alone (by billiard's hooks).
-_has_pools = os.getpid()
 
 _worker: Any = None
 _told: set[str] = set()
@@ -90,12 +82,6 @@ def _begins(sender: Any = None, **_: Any) -> None:
 
 def _begins_spawned(hostname: str, task_events: bool, app: Any) -> None:
     _remember(SimpleNamespace(app=app, hostname=hostname, task_events=task_events))
-
-
-def _child_begins(**_: Any) -> None:
-    """Celery has begun this process, and emptied what it had of its parent's pools."""
-    global _has_pools
-    _has_pools = os.getpid()
 
 
 def forget(worker: Any) -> None:
@@ -177,26 +163,6 @@ def dispatcher(app: Any, name: str, node: str | None = None) -> Iterator[Any]:
             yield app.events.Dispatcher(producer.connection, node, True, producer.channel)
 
 
-@contextmanager
-def producer_of(app: Any) -> Iterator[Any]:
-    """A producer by a connection of the app's pool; by one of its own in a process that was forked
-    (see `_has_pools`), or if all are in use.
-
-    The caller may have them all: there can be a single one (`broker_pool_limit=1`), and a lock is
-    released, or a task sent, where it is held. Celery's pool of producers waits for ever for it.
-    """
-    with _connection_of(app) as connection:  # back to the pool, or closed
-        yield app.amqp.Producer(connection)
-
-
-def _connection_of(app: Any) -> Any:
-    if _has_pools == os.getpid():
-        with suppress(LimitExceeded):
-            return app.pool.acquire(block=True, timeout=_PATIENCE)
-    return app.connection_for_write()
-
-
 let_through(SoftTimeLimitExceeded)
 events.subscribe(_send, _told)
 worker_init.connect(_begins, weak=False, dispatch_uid="celery_relock.telling")
-worker_process_init.connect(_child_begins, weak=False, dispatch_uid="celery_relock.pools")

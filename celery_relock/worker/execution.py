@@ -41,7 +41,7 @@ from ..errors import LockUnavailable, RelockError
 from ..naming.names import Misfit, bind
 from ..order import worker as order
 from ..workflow import steps
-from . import company, cooldown, retry, revocation, unlocked
+from . import company, cooldown, leftovers, retry, unlocked
 from . import events as worker_events
 from .conflict import Attempt, end_waiting, lease_of, obtain, release
 from .delivery import DELIVERY, Delivery, delivery_of, finish, to_finish
@@ -159,7 +159,7 @@ class Execution:
         self.names: tuple[str, ...] = ()
         self.limits: Mapping[str, int] = {}
         self.owner = ""
-        self.unasked = revocation.BEFORE_WORKFLOW
+        self.unasked = leftovers.BEFORE_WORKFLOW
         self.make_hold: MakeHold | None = None
 
     def begin(self) -> Header | None:
@@ -202,7 +202,7 @@ class Execution:
 
     def run_named(self) -> Any:
         """Find the locks that the call needs, and run it unless it is a duplicate."""
-        self.unasked = revocation.BEFORE_MARKER
+        self.unasked = leftovers.BEFORE_MARKER
         header = self.header
         if self.declared.rule.off:
             self.unasked = ()
@@ -228,11 +228,11 @@ class Execution:
 
     def asks_for_marker(self) -> None:
         """From now on it ends by itself what it has of its marker."""
-        self.unasked = revocation.BEFORE_LINE
+        self.unasked = leftovers.BEFORE_LINE
 
     def asks_for_line(self) -> None:
         """From now on it ends by itself what it has of its line."""
-        self.unasked = revocation.BEFORE_LOCKS
+        self.unasked = leftovers.BEFORE_LOCKS
 
     def run_locked(self, run_body: Body) -> Any:
         """Run the body under its locks: re-enter those that a caller holds, acquire the others."""
@@ -359,7 +359,7 @@ class Execution:
         if self.unasked and header_of(self.message).has_any_leftovers:
             of, remember = (self.message, self.task), remember_for(self.task, error)
             app = self.task.app
-            clear = partial(revocation.clear_away, app, *of, self.unasked, remember)
+            clear = partial(leftovers.clear_away, app, *of, self.unasked, remember)
             # Not here where Redis cannot be reached.
             engine_of(app).later.add(clear) if isinstance(error, LockUnavailable) else clear()
 
@@ -445,7 +445,7 @@ def _over(
         if delivery.end_cooldown is not None and (error is not None or state != SUCCESS):
             delivery.end_cooldown()  # first: what comes again may cool down then
         if delivery.over and not is_acknowledged(task, error):
-            revocation.comes_again(task.app, request, task)
+            leftovers.comes_again(task.app, request, task)
         return
     _unreached(task, request, error, state)
 
@@ -458,8 +458,8 @@ def _unreached(task: Any, request: Any, error: BaseException | None, state: str 
     is_exit = error is not None and not isinstance(error, Exception)
     is_told = is_exit and hasattr(task, "acks_on_timeout")
     is_put_back = error is not None and puts_back(task, error)
-    if revocation.is_ours(task, request) and not (is_told or is_put_back):
-        revocation.clear_away(task.app, request, task, remember=remember_for(task, error))
+    if leftovers.is_ours(task, request) and not (is_told or is_put_back):
+        leftovers.clear_away(task.app, request, task, remember=remember_for(task, error))
     if is_lockable(task):
         company.on_unreached(task, request, state)
 

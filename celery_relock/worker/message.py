@@ -224,7 +224,7 @@ class Header(NamedTuple):
     @property
     def has_leftovers(self) -> bool:
         """Whether Redis can have something for it, at its task's locks, that is in the way of
-        others if it does not come (see `revocation.Leftovers`)."""
+        others if it does not come (see `leftovers.Leftovers`)."""
         return bool(self.parked_at or self.kept or self.order or self.marker)
 
     @property

@@ -38,6 +38,7 @@ from ..engine.protocol import DEBOUNCE, Message, ParkRequest
 from ..errors import LockConfigError, LockUnavailable, RelockError
 from . import delayed
 from . import events as worker_events
+from .broker import answers, is_amqp, producer_of
 from .message import HEADER, Header, header_of
 
 # A message of more bytes is not parked: it stays with the broker, which is made for it.
@@ -60,8 +61,6 @@ _FOR_ONE = ("DelaySeconds", "delay_seconds", "MessageDeduplicationId")
 # connection. So the more of them hang, the later the next one is tried, up to so many seconds: a
 # RabbitMQ that is short of memory blocks whoever publishes.
 _PUBLISHING, _LONGEST_PAUSE = 10.0, 600.0
-# Seconds for a connection to a broker that has failed. Celery sets no limit under gevent.
-_CONNECTING = 4.0
 _ARGUMENTS = ("content_type", "content_encoding", "priority", "delivery_mode", "expiration")
 
 
@@ -364,7 +363,7 @@ def _publish(app: Celery, found: dict[str, Any], queue: str | None, delay: float
     if headers.get("compression"):
         body, _ = compress(body, headers["compression"])  # kombu decompressed it
     expiration = properties.get("expiration")
-    with worker_events.producer_of(app) as producer:
+    with producer_of(app) as producer:
         if queue is None:
             is_copy = bool(headers.get(HEADER, {}).get("receiver"))
             queue, declare = _where(app, producer.connection, *origin, is_copy=is_copy)
@@ -426,19 +425,6 @@ def _where(
     if not is_amqp(connection) and (by is None or by.type == "fanout"):
         return None, _queues_at(app, exchange, routing_key)
     return name, [queue]
-
-
-def is_amqp(connection: Any) -> bool:
-    """Whether a connection of kombu is one to RabbitMQ."""
-    return bool(connection.transport.driver_type == "amqp")
-
-
-def can_answer(app: Celery) -> bool:
-    """Whether the workers of an app can hear and answer remote control; not on SQS."""
-    with app.connection_for_write() as connection:
-        return bool(app.conf.worker_enable_remote_control) and bool(
-            connection.supports_exchange_type("fanout")
-        )
 
 
 def _queues_at(app: Celery, exchange: str, routing_key: str) -> list[Any]:
@@ -570,7 +556,7 @@ class Outbox(Sender):
         has failed is asked first whether it answers."""
         living = self._living()
         for app in living:
-            if app in self._away and _answers(app):
+            if app in self._away and answers(app):
                 self._away.discard(app)
         return _joined(app for app in living if app not in self._away)
 
@@ -612,18 +598,6 @@ class Outbox(Sender):
 
 def _joined(apps: Iterable[Celery]) -> str:
     return " ".join(sorted(set().union(*map(homes, apps))))
-
-
-def _answers(app: Celery) -> bool:
-    try:
-        with app.connection_for_write(connect_timeout=_CONNECTING) as connection:
-            # Each of its hosts once.
-            connection.ensure_connection(
-                max_retries=len(connection.alt) or 1, interval_start=0, interval_step=0
-            )
-    except Exception:  # noqa: BLE001  # whatever the broker's client raises
-        return False
-    return True
 
 
 def resume_queue(queue: str) -> str:

@@ -41,8 +41,9 @@ from ..engine.outage import Outage
 from ..engine.platform import start_native_thread
 from ..engine.protocol import Listener, Notice
 from ..errors import LockUnavailable, RelockError
+from .broker import is_amqp
 from .message import HEADER, parse
-from .parking import SUFFIX, channel, come_back, home, is_amqp, resume_queue
+from .parking import SUFFIX, channel, come_back, home, resume_queue
 from .unlocked import note_unreadable
 
 # Seconds between two looks of a worker. When something is known to be due sooner, it looks then.

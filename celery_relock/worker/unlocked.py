@@ -23,7 +23,7 @@ from ..engine.events import label_of, logger
 from ..engine.lease import QuietLease
 from ..engine.protocol import Claim, Ended
 from ..errors import RelockError
-from . import revocation
+from . import leftovers
 from .conflict import release
 from .delivery import afterwards
 from .ending import is_acknowledged
@@ -59,8 +59,8 @@ def alone(task: Any, message: Any) -> Iterator[None]:
             if isinstance(engine.acquire(lease, None), Ended):  # after a copy that runs now
                 raise Late("is a late copy of an execution that has ended")
         # If its process dies, it comes again, perhaps where its task has a lock.
-        leftovers = revocation.BEFORE_MARKER
-        revocation.clear_away(task.app, message, leftovers=leftovers, remember=0.0)
+        of = leftovers.BEFORE_MARKER
+        leftovers.clear_away(task.app, message, leftovers=of, remember=0.0)
         yield
     except BaseException as raised:
         error = raised
@@ -76,7 +76,7 @@ def _discarded(sender: Any = None, message: Any = None, **_: Any) -> None:
     header = parse((message.headers or {}).get(HEADER))
     if header is not None and header.has_any_leftovers:
         # It was rejected, and may be brought back, also to a worker that knows its task.
-        revocation.clear_soon(sender.app, Context(message.headers), remember=0.0)
+        leftovers.clear_soon(sender.app, Context(message.headers), remember=0.0)
 
 
 def note_unreadable(consumer: Any) -> None:

@@ -9,7 +9,7 @@ import signal
 import pytest
 from celery import Celery
 
-from celery_relock.worker.events import producer_of
+from celery_relock.worker.broker import producer_of
 from tests.support.parked import wait_until_parked
 from tests.support.tcp import TcpProxy
 

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from celery_relock import Lock, LockedTask, signals
-from celery_relock.worker.events import producer_of
+from celery_relock.worker.broker import producer_of
 from tests.support import Journal, make_app
 
 app = make_app(__name__)

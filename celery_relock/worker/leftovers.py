@@ -1,6 +1,12 @@
-"""What a message leaves that does not come (again) is cleared away: one that was revoked, or has
-expired, before it was executed; and one that was lost with the process of its task. What a body
-itself holds is released by its process, or by the reaper."""
+"""What Redis has for a message: cleared away where the message does not come (again).
+
+    Leftovers       who clears away what; and which of it an execution has that ends early
+    clear_away      frees it
+    the receivers   of a message that was revoked, or has expired, before it was executed; and of
+                    one that was lost with the process of its task
+
+What a body itself holds is released by its process, or by the reaper.
+"""
 
 from __future__ import annotations
 
@@ -162,6 +168,6 @@ def _retried_lost(sender: Any = None, request: Any = None, reason: Any = None, *
 
 
 task_revoked.connect(_revoked, weak=False, dispatch_uid="celery_relock")
-task_received.connect(_note, weak=False, dispatch_uid="celery_relock.revocation")
+task_received.connect(_note, weak=False, dispatch_uid="celery_relock.leftovers")
 task_failure.connect(_lost, weak=False, dispatch_uid="celery_relock")
-task_retry.connect(_retried_lost, weak=False, dispatch_uid="celery_relock.revocation")
+task_retry.connect(_retried_lost, weak=False, dispatch_uid="celery_relock.leftovers")

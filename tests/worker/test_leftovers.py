@@ -8,7 +8,7 @@ from celery import Celery
 from celery.app.task import Context
 from celery.signals import task_revoked
 
-import celery_relock.worker.revocation  # noqa: F401  # its receiver
+import celery_relock.worker.leftovers  # noqa: F401  # its receiver
 from celery_relock import LockedTask, declaration
 from celery_relock.dedup import marker
 from celery_relock.engine.protocol import KEPT, PlaceRequest
