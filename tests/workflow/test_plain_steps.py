@@ -11,7 +11,7 @@ import pytest
 from celery import Celery, _state, chain
 from celery.app.trace import build_tracer
 
-from celery_relock import locked
+from celery_relock import LockedTask, locked
 from celery_relock.worker import bootstep
 from tests.support import make_app
 
@@ -56,6 +56,20 @@ def test_the_tasks_of_a_worker_are_prepared_once(app):
     assert app.tasks[plain.name].run is prepared
     assert prepared.__wrapped__ is not prepared
     assert prepared() == app.tasks[plain.name]() == "ran"
+
+
+def test_a_locked_task_whose_class_has_its_own_on_bound_is_no_plain_one(app):
+    class Own(LockedTask):
+        @classmethod
+        def on_bound(cls, app):
+            """Without that of its base class."""
+
+    @app.task(base=Own, lock_key="own", shared=False)
+    def locks(): ...
+
+    app.finalize()
+    bootstep.prepare(app)
+    assert "run" not in vars(app.tasks[locks.name])
 
 
 def test_a_plain_task_that_a_body_calls_is_a_function_for_it(app):
