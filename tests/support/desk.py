@@ -308,7 +308,8 @@ def heard_by(listener: Any) -> Iterator[dict[str, Any]]:
     while (message := listener.get_message(timeout=5.0)) is not None:
         if message["type"] == "pong":
             return
-        if message["type"] == "message" and message["data"]:  # an empty one asks who listens
+        is_message = message["type"] in ("message", "smessage")
+        if is_message and message["data"]:  # an empty one asks who listens
             yield message
     raise AssertionError("the server did not answer the inbox")
 
