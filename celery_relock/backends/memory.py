@@ -1210,7 +1210,7 @@ class _Acquire(_Command):
             place = lock.queue.get(self.me)
             if place is None or not self._is_for_this(place):
                 continue
-            is_its_message = not self.holds and place.claim.attempt_id != claim.attempt_id
+            is_its_message = place.claim.attempt_id != claim.attempt_id
             if is_its_message if place.parked else asks and place.expiry <= self.now:
                 place.claim = claim._replace(stuck=place.claim.stuck)
                 place.inbox = self.inbox

@@ -73,7 +73,7 @@ end
 local function is_to_take_over(me, waiter)
   if waiter.parked then
     -- Its place is one for all its locks: at the others it is this attempt's by now.
-    return not me.holds and waiter.attempt ~= me.attempt
+    return waiter.attempt ~= me.attempt
   end
   return me.asked and waiter.expiry <= me.call.now
 end
