@@ -507,6 +507,15 @@ def test_calls_that_are_due_later_stand_by_the_time_at_which_they_are_due(desk):
     assert arrive(desk, "r9") < later, "it has no place, and is here now"
 
 
+def test_a_call_without_a_place_waits_before_those_that_are_due_later(desk):
+    place(desk, "r1", delay=20.0)
+    place(desk, "r2")
+    arrive(desk, "r2")
+    park(desk, "r9")
+    assert desk.waiters(A[0]) == ["r9", "r1"]
+    assert end(desk, "r2") == ["r9"]
+
+
 def test_a_call_that_is_due_later_is_not_late_before(desk):
     place(desk, "r1", gap=0.0, delay=1000.0)
     place(desk, "r2", delay=2000.0)
