@@ -24,7 +24,7 @@ from .naming.template import Template
 from .options import OPTION_NAMES, LockOptions
 from .settings import BackendSettings, backend_settings, enabled, name_prefix, read_by_tasks
 from .worker.message import ENTER
-from .worker.message import is_lockable as is_lockable
+from .worker.message import is_lockable as is_lockable  # for rooms that know no `worker`
 from .worker.parking import Outbox
 
 _PREFIX = "lock_"

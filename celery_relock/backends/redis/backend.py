@@ -425,7 +425,7 @@ class RedisBackend:
                 lines = [reply_of(each)[0] for each in replies]
             else:
                 lines = reply_of(outcome)
-            found.update(zip(part, lines, strict=False))
+            found.update(zip(part, lines[: len(part)], strict=True))
             self._tell_failed(lines[len(part) :])
         return [found[renewal] for renewal in renewals]
 
