@@ -24,14 +24,22 @@ app = make_app(
 journal = Journal.from_env()
 
 
+def will_be_slow(self, how, tries):
+    """Before it says that it has begun: a copy that comes then is judged by the stored state."""
+    is_slow = how.startswith("slow") or (how == "retry, slow" and self.request.retries >= tries)
+    if is_slow:
+        self.update_state(state="PROGRESS")  # which does not tell of which retry it is
+    return is_slow
+
+
 def work(self, account, number, how):
     """Says that it runs, and ends in the way that the call wants."""
     told = {"account": account, "number": number, "retries": self.request.retries}
-    journal.add("began", in_order=self.lock.in_order, id=self.request.id, **told)
     tries = 2 if how.startswith("again: ") else 1
     how = how.removeprefix("again: ")
-    if how.startswith("slow") or (how == "retry, slow" and self.request.retries >= tries):
-        self.update_state(state="PROGRESS")  # which does not tell of which retry it is
+    is_slow = will_be_slow(self, how, tries)
+    journal.add("began", in_order=self.lock.in_order, id=self.request.id, **told)
+    if is_slow:
         journal.wait_for(f"free {account}", 30)
     if how == "retry, slow" and self.request.retries < tries:
         raise self.retry(countdown=0)
