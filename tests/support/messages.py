@@ -43,7 +43,7 @@ class Message:
         with_header: bool = True,
         **header: Any,
     ) -> None:
-        self.worker, self.app = worker, worker.module.app
+        self.worker, self.app, self.task = worker, worker.module.app, task
         args = args or (uuid.uuid4().hex,)
         self.account, self.id, self.execution_id = args[0], str(uuid.uuid4()), ids.new_id()
         self.lock = f"account:{self.account}"

@@ -171,6 +171,15 @@ def stays(self: Any, account: str) -> str:
     return stay(self, account)
 
 
+@ending()
+def stays_until_it_is_told_of(self: Any, account: str) -> str:
+    """A later run ends when Celery has told that the first was lost. It looks for a success, and
+    then stores the failure: a success between them would be lost."""
+    stay(self, account)
+    journal.wait_for("errback", 30, account=account)
+    return account
+
+
 @ending(lock_ttl=2)
 def stays_briefly(self: Any, account: str) -> str:
     return stay(self, account)

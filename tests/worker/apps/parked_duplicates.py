@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery.signals import task_postrun, worker_init
+from celery.signals import task_failure, task_postrun, worker_init
 
 from celery_relock import LockedTask
 from celery_relock.engine.engine import Engine
@@ -68,3 +68,9 @@ def crosses(one, two):
 def over(args=(), state=None, **_):
     """At the end of each delivery, also of one whose body did not run."""
     journal.add("over", account=args[0], state=state)
+
+
+@task_failure.connect
+def failed(args=(), **_):
+    """Its state is stored."""
+    journal.add("failed", account=args[0])
