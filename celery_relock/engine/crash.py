@@ -27,7 +27,7 @@ from ..errors import LockConfigError, RelockError
 from . import events
 from .events import logger
 from .outage import Outage
-from .platform import anew_in_a_child, for_with
+from .platform import anew_in_a_child, for_with, fork_gate
 from .protocol import KEPT, LINE, MARKER, Backend, Release, Successor
 
 if TYPE_CHECKING:
@@ -465,7 +465,8 @@ def _tell(entry: Entry, process: str) -> None:
     reason = f"its holder, process {process} of this host, is dead (execution {entry.execution_id})"
     work = events.Work(None, entry.task_name, entry.task_id)
     of = entry.names, entry.execution_id, entry.owner
-    events.tell(events.LockEvent("reclaimed", *of, reason=reason, work=work))
+    with fork_gate.closed():
+        events.tell(events.LockEvent("reclaimed", *of, reason=reason, work=work))
 
 
 journal = Journal()

@@ -9,6 +9,7 @@ from ..errors import LockUnavailable
 from . import events, ids
 from .events import logger
 from .interrupt import is_thrown_in
+from .platform import fork_gate
 from .protocol import DEBOUNCE, REMEMBER, REMEMBER_ATTEMPT, Backend, Message, Release
 
 
@@ -53,7 +54,8 @@ class Parking:
         may wait for this."""
         for message in messages:
             try:
-                self.sender.send(message)
+                with fork_gate.closed():
+                    self.sender.send(message)
                 if message.name.startswith(DEBOUNCE):
                     self._sent(message)
             except Exception as error:
@@ -83,9 +85,12 @@ class Parking:
         Raises:
             LockUnavailable, LockConfigError: see `Backend`.
         """
-        found = self._backend.resume(self.sender.reachable(), ids.new_attempt_id(), tasks)
+        with fork_gate.closed():
+            homes = self.sender.reachable()
+        found = self._backend.resume(homes, ids.new_attempt_id(), tasks)
         for call in found.passed:
-            events.tell_passed(call)
+            with fork_gate.closed():
+                events.tell_passed(call)
         self.publish(found.messages)
         return found.recheck
 

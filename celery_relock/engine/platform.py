@@ -15,8 +15,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from weakref import WeakSet, finalize
@@ -166,6 +166,58 @@ def for_with(lock: Any) -> Any:
 
 
 _noticing = for_with(_original("RLock")())
+
+
+class ForkGate:
+    """`with fork_gate.closed():` around a call of other software in another thread than the main
+    one.
+
+    Celery forks a child at any moment, in the place of one that has ended. A lock that another
+    thread has then, kombu's or that of a signal's receiver, is locked in the child for ever. So who
+    forks waits until nobody is inside, and who comes waits until it has forked.
+    """
+
+    def __init__(self) -> None:
+        anew_in_a_child(self)
+        os.register_at_fork(before=self._wait, after_in_parent=self._open)
+
+    def _reset(self) -> None:
+        self._lock = native_lock()
+        self._entering = for_with(self._lock)
+        self._inside: dict[int, Any] = {}  # by thread: a lock that it has until it leaves
+
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """No child is forked meanwhile, unless it takes longer than `_FORK_WAITS`."""
+        thread, inside = threading.get_ident(), native_lock()
+        if thread in self._inside or green():  # gevent's threads do not run while one waits
+            yield
+            return
+        inside.acquire()
+        with self._entering:
+            self._inside[thread] = inside
+        try:
+            yield
+        finally:
+            self._inside.pop(thread, None)
+            inside.release()
+
+    def _wait(self) -> None:
+        self._lock.acquire()
+        until = clock() + _FORK_WAITS
+        for thread, inside in list(self._inside.items()):
+            is_me = thread == threading.get_ident()
+            if not is_me and not inside.acquire(timeout=max(until - clock(), 0.0)):
+                self._inside.pop(thread, None)  # it hangs: the next fork does not wait for it
+
+    def _open(self) -> None:
+        with suppress(RuntimeError):  # a signal came before `_wait` had it
+            self._lock.release()
+
+
+# Seconds. A broker can be silent, and meanwhile the worker's main loop stands still.
+_FORK_WAITS = 1.0
+fork_gate = ForkGate()
 
 
 class Guard:

@@ -108,7 +108,8 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
     What counts is that the process is gone (`engine.crash`).
     """
 
-    # Started when the pool has forked: a child has no copy of these threads.
+    # Started when the pool has forked: its children have no copy of these threads. For those that
+    # it forks later see `platform.ForkGate`.
     requires = ("celery.worker.components:Pool",)
 
     def __init__(self, w: Any, **_: Any) -> None:

@@ -38,7 +38,7 @@ from ..engine import ids
 from ..engine.engine import Engine
 from ..engine.events import logger
 from ..engine.outage import Outage
-from ..engine.platform import start_native_thread
+from ..engine.platform import fork_gate, start_native_thread
 from ..engine.protocol import Listener, Notice
 from ..errors import LockUnavailable, RelockError
 from .broker import is_amqp
@@ -426,7 +426,10 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
 
         def declare() -> None:
             try:
-                with c.app.connection_for_read(transport_options=_SLOW) as connection:
+                with (
+                    fork_gate.closed(),
+                    c.app.connection_for_read(transport_options=_SLOW) as connection,
+                ):
                     queue(connection.channel()).declare()
                 self._known[name] = queue
             except refusals as error:

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from celery_relock.engine import platform
-from celery_relock.engine.platform import Pool, for_with, native_lock
+from celery_relock.engine.platform import ForkGate, Pool, for_with, native_lock
 from tests.support import wait_for
 
 
@@ -129,3 +129,82 @@ def test_a_forked_child_waits_for_no_thread_of_its_parent() -> None:
     over.set()
     thread.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> ForkGate:
+    """A gate that is there for a test: hooks of a fork can never be taken back."""
+    monkeypatch.setattr(platform.fork_gate, "_inside", {})
+    monkeypatch.setattr(platform, "_FORK_WAITS", 60.0)
+    return platform.fork_gate
+
+
+def forked(*locks: threading.Lock) -> int:
+    """How a child ends that takes these locks: 7 if it can."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(5)
+        for lock in locks:
+            lock.acquire()
+        os._exit(7)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # Python 3.12, on purpose
+def test_a_fork_waits_for_those_inside_of_the_gate_and_they_for_the_fork(gate: ForkGate) -> None:
+    is_in, first, second = threading.Event(), threading.Lock(), threading.Lock()
+
+    def come_and_go() -> None:
+        with gate.closed(), first:
+            is_in.set()
+            wait_for(gate._lock.locked, what="the fork to wait")
+            later.start()
+            time.sleep(0.1)  # in which the other one could come
+
+    def come_late() -> None:
+        with gate.closed(), second:
+            is_over.wait(30)
+
+    is_over = threading.Event()
+    threads = threading.Thread(target=come_and_go), threading.Thread(target=come_late)
+    _, later = threads
+    threads[0].start()
+    assert is_in.wait(10)
+    assert forked(first, second) == 7
+    wait_for(second.locked, what="the late one")
+    is_over.set()
+    for thread in threads:
+        thread.join()
+    assert forked(second) == 7
+    assert not gate._inside
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # Python 3.12, on purpose
+def test_a_fork_waits_once_for_who_hangs_inside_of_the_gate(
+    gate: ForkGate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_in, is_over = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        with gate.closed():
+            is_in.set()
+            is_over.wait(60)
+
+    thread = threading.Thread(target=hang)
+    thread.start()
+    assert is_in.wait(10)
+    monkeypatch.setattr(platform, "_FORK_WAITS", 0.1)
+    assert forked() == 7
+    assert not gate._inside
+    is_over.set()
+    thread.join()
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # Python 3.12, on purpose
+def test_who_forks_inside_of_the_gate_does_not_wait_for_itself(gate: ForkGate) -> None:
+    platform._FORK_WAITS = 0.1
+    with gate.closed():
+        with gate.closed():
+            assert forked() == 7
+        assert [*gate._inside] == [threading.get_ident()]  # nor is it taken for one that hangs
+    assert not gate._inside

@@ -1,5 +1,5 @@
 """A process that a body forks publishes by no connection of its parent's; a child of a worker by
-those of Celery's pool."""
+those of Celery's pool. A child that is forked at any moment finds no lock of others locked."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tests.support.parked import wait_until_parked
 from tests.support.tcp import TcpProxy
 
 APP = "tests.worker.apps.forks"
+REPLACED = "tests.worker.apps.replaced"
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # Python 3.12, on purpose
@@ -60,3 +61,25 @@ def test_each_child_of_a_worker_publishes_by_celerys_pool(new_worker):
     told = [publishes.delay().get(timeout=20) for _ in range(2)]
     assert [by_one for _, by_one in told] == [True, True]
     assert len({pid for pid, _ in told}) == 2
+
+
+@pytest.mark.parametrize(
+    "of", ["kombu", "a receiver of lock_resumed", "a receiver of lock_reclaimed"]
+)
+def test_a_child_in_the_place_of_a_killed_one_finds_no_lock_of_others_locked(
+    new_worker, account, of
+):
+    """The main process resumes what waits for the lock of the child that was killed, in a thread,
+    while Celery forks another child."""
+    working = new_worker(REPLACED, env={"RELOCK_TEST_LOCKED": of})
+    journal, module = working.journal, working.module
+    module.holds.delay(account)
+    [held] = journal.wait_for("holds", account=account)
+    takes = module.takes.delay(account)
+    wait_until_parked(working, f"account:{account}")
+    stays = module.stays.delay(account)
+    [stayed] = journal.wait_for("stays", account=account)
+    working.kill(signal.SIGKILL, pid=held.pid)
+    assert takes.get(timeout=20) not in (held.pid, stayed.pid)
+    journal.add(f"end {account}")
+    stays.get(timeout=20)
