@@ -58,6 +58,9 @@ class KeepAlive:
         """Look after a lease from now on. Call again after a change that makes the lease due
         sooner."""
         self._leases[lease.claim.execution_id, lease.claim.attempt_id] = lease
+        if lease.state is State.RELEASED:  # by another thread, which has discarded it before this
+            self.discard(lease)
+            return
         self._used = True
         if not self._thread.on:
             self._thread.start()

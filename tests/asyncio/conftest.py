@@ -9,7 +9,10 @@ import pytest
 
 from celery_relock.asyncio import Lock
 from celery_relock.engine.protocol import LockState
+from tests.engine.conftest import nothing_left_behind
 from tests.support.backends import backend_of
+
+__all__ = ["nothing_left_behind"]
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ from celery_relock.asyncio import Lock
 from celery_relock.engine import asyncio as coroutines
 from celery_relock.engine.asyncio import TaskLease
 from celery_relock.engine.engine import MOST_CALLS
+from celery_relock.engine.events import LockEvent
 from celery_relock.engine.platform import clock
 from celery_relock.engine.protocol import LockState
 from celery_relock.engine.renewal import keepalive
@@ -132,7 +133,7 @@ _left: list[asyncio.Future[bool]] = []
 def test_what_a_coroutine_waited_for_that_does_not_go_on_is_the_next_ones(
     lock: MakeLock, redis_url: str, namespace: str, state: State, how: str, when: str
 ) -> None:
-    told: list[str] = []
+    told: list[LockEvent] = []
     holder, one = celery_relock.Lock(redis_url, "a", namespace=namespace), lock()
     copy_context().run(holder.acquire)
 
@@ -144,7 +145,7 @@ def test_what_a_coroutine_waited_for_that_does_not_go_on_is_the_next_ones(
     acquiring: list[Any] = []
     loop = asyncio.new_event_loop()
     loop.run_until_complete(asyncio.wait_for(wait(), 60))
-    end = subscribe(lambda event: told.append(event.kind), {"acquired", "released", "lost"})
+    end = subscribe(told.append, {"acquired", "released", "lost"})
     if how == "the loop is closed":
         loop.close()
     else:
@@ -156,7 +157,7 @@ def test_what_a_coroutine_waited_for_that_does_not_go_on_is_the_next_ones(
     with celery_relock.Lock(redis_url, "a", namespace=namespace, blocking_timeout=15):
         assert state().holds
     end()
-    assert told == ["released", "acquired", "released"]
+    assert [event.kind for event in told] == ["released", "acquired", "released"], told
     loop.close()
     _left.clear()
 

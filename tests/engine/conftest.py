@@ -11,9 +11,10 @@ import redis
 
 from celery_relock.engine.engine import Engine
 from celery_relock.engine.events import LockEvent
+from celery_relock.engine.lease import State
 from celery_relock.engine.renewal import keepalive
 from celery_relock.lock import Lock
-from tests.support import RedisServer
+from tests.support import RedisServer, wait_for
 from tests.support.backends import backend_of
 from tests.support.listening import subscribe
 from tests.support.proxy import Proxy
@@ -22,8 +23,13 @@ from tests.support.runs import Runs
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
-    """What a test still holds must not be looked after, and told as lost, during the next one."""
+    """What a test still holds must not be looked after, and told as lost, during the next one. What
+    it has released must not be looked after anyway."""
     yield
+    wait_for(
+        lambda: all(lease.state is not State.RELEASED for lease in keepalive.leases()),
+        what="what was released to be forgotten",
+    )
     for lease in keepalive.leases():
         keepalive.discard(lease)
 

@@ -20,7 +20,7 @@ from celery_relock.engine.events import LockEvent
 from celery_relock.engine.lease import Lease
 from celery_relock.engine.platform import clock
 from celery_relock.engine.protocol import Conflict, Held
-from celery_relock.engine.renewal import keepalive
+from celery_relock.engine.renewal import KeepAlive, keepalive
 from celery_relock.errors import LockUnavailable
 from tests.engine.gate import gated
 from tests.support import RedisServer, programs, wait_for
@@ -506,6 +506,33 @@ def test_a_waiter_whose_place_is_gone_asks_again_and_sleeps(
     assert spent[0] < 0.4, "it waited by asking over and over"
 
 
+def test_who_has_released_before_the_news_of_its_grant_is_dealt_with_is_looked_after_no_more(
+    runs: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two, released, dealt_with = runs(), runs(), threading.Event(), threading.Event()
+    holder, lease = one.held("a"), two.lease("a")
+    ring, granted = Lease.ring, KeepAlive._granted
+
+    def ring_and_wait(self: Lease) -> None:
+        ring(self)
+        if self is lease:
+            released.wait(30)
+
+    def deal_with(self: KeepAlive, *news: Any, **more: Any) -> None:
+        granted(self, *news, **more)
+        dealt_with.set()
+
+    monkeypatch.setattr(Lease, "ring", ring_and_wait)
+    monkeypatch.setattr(KeepAlive, "_granted", deal_with)
+    waiting = two.waiting(lease)
+    one.release(holder)
+    waiting.join(30)
+    two.release(lease)
+    released.set()
+    assert dealt_with.wait(30)
+    assert lease not in keepalive.leases()
+
+
 def test_an_outage_is_told_once_however_often_a_renewal_is_tried(
     runs: Callable[..., Any], proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -548,6 +575,7 @@ from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace as Some
 from celery_relock.engine import wakeup
+from celery_relock.engine.lease import State
 from celery_relock.engine.platform import Solo
 from celery_relock.engine.renewal import KeepAlive
 from tests.support.strikes import Stop, at_the_next_line, strike
@@ -556,7 +584,8 @@ class Keeper(KeepAlive):
     def __init__(self):
         super().__init__()
         self.is_at_work, claim = threading.Event(), Some(execution_id="e", attempt_id="a")
-        self.begin = partial(self.add, Some(claim=claim, next_look=math.inf, unclaimed=False))
+        lease = Some(claim=claim, next_look=math.inf, unclaimed=False, state=State.HELD)
+        self.begin = partial(self.add, lease)
     def _pass(self):
         self.is_at_work.set()
         return math.inf
