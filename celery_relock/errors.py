@@ -56,6 +56,9 @@ class RelockError(Exception):
     def __str__(self) -> str:
         return f"{self.reason} ({self.page})"
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.reason!r})"  # Celery's log shows it
+
     @property
     def page(self) -> str:
         """The URL of the page that says what the error means and what to do."""

@@ -59,9 +59,6 @@ class _AsInRedisPy(RelockError):
         #: The lock name, under the name of redis-py's attribute.
         self.lock_name = name
 
-    # redis-py's names the class alone, and a worker logs a failure by its repr.
-    __repr__ = Exception.__repr__
-
 
 class LockNotAcquired(_AsInRedisPy, LockConflict, LockError):
     """The lock could not be acquired in the time allowed. Also redis-py's `LockError`."""

@@ -88,7 +88,8 @@ class Question:
                 else "and no result of it was found"
             )
             + ". It might have ended, or wait in the broker, or in a worker that does not answer, "
-            + f"or was sent elsewhere, or was {self._marked() or 'never sent'}"
+            + "or be a later step of a workflow, which is sent when those before it have ended, or "
+            + f"was sent elsewhere, or was {self._marked() or 'never sent'}"
             + ("" if self.app else "; with an app, its result and its workers are asked, too"),
         )
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias
 
-from ..errors import RelockError
+from ..errors import LockConfigError, RelockError
 from .events import logger
 
 Say: TypeAlias = Callable[[Callable[[], None]], None]
@@ -68,7 +68,9 @@ class Outage:
         self._failed_at = now
         level = logging.DEBUG
         if now - self._said_at >= _EVERY:
-            level, self._said_at = logging.WARNING, now
+            # What is set up wrong does not pass.
+            wrong = isinstance(error, LockConfigError)
+            level, self._said_at = logging.ERROR if wrong else logging.WARNING, now
         # What a server does needs no traceback, and what nobody has thought of does.
         trace = None if isinstance(error, RelockError) else error
         text = "%s failed, trying again: %s"

@@ -8,7 +8,7 @@ import pytest
 
 from celery_relock.engine import outage
 from celery_relock.engine.outage import Outage
-from celery_relock.errors import LockUnavailable
+from celery_relock.errors import LockConfigError, LockUnavailable
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +69,11 @@ def test_only_what_nobody_has_thought_of_comes_with_a_traceback(
     for error in (LockUnavailable("no lamp"), ZeroDivisionError("a lamp of no size")):
         fail(Outage("lighting the cellar"), error)
     assert [record.exc_info is None for record in caplog.records] == [True, False]
+
+
+def test_what_is_set_up_wrong_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    fail(Outage("lighting the cellar"), LockConfigError("the lamp is bolted to the ceiling"))
+    assert levels(caplog) == ["ERROR"]
 
 
 def test_what_ends_a_thread_gets_out(caplog: pytest.LogCaptureFixture) -> None:

@@ -87,8 +87,8 @@ class TestEveryError:
         assert (error.name, error.owner, error.remaining) == ("account:42", "Ann", 1.5)
         assert (kind("plain").name, kind("plain").owner, kind("plain").remaining) == (None,) * 3
 
-    def test_its_repr_has_its_text_as_a_worker_logs_it(self, kind):
-        assert repr(_full(kind)).startswith(f"{kind.__name__}('account:42 is held', ")
+    def test_its_repr_is_its_text_as_a_worker_logs_it(self, kind):
+        assert repr(_full(kind)) == f"{kind.__name__}('account:42 is held')"
 
     @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
     def test_pickles_with_all_its_attributes(self, kind, protocol):
