@@ -37,7 +37,7 @@ from . import company, conflict, control, execution, parking
 from . import events as worker_events
 from .delivery import known_delivery
 from .message import HEADER, is_lockable, parse
-from .report import report
+from .report import report, where
 from .resuming import Resumer
 from .spawned import hand_on
 
@@ -147,7 +147,9 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
                 "this worker is a process of its own",
                 "Start the worker in a thread of the tests (the fixture celery_worker)",
             )
-        if not enabled(w.app):
+        if enabled(w.app):
+            logger.info("the locks of this worker are in the Redis %s", where(w.app))
+        else:
             logger.warning("relock_enabled=False: the tasks of this worker run without their locks")
         for watcher in self._watchers:
             watcher.start()

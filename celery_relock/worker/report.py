@@ -1,4 +1,4 @@
-"""What a worker tells of its locks in `celery inspect stats`."""
+"""What a worker tells of its locks: in its log, and in `celery inspect stats`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import redis
 
+from ..backends.redis.urls import safe_url
 from ..declaration import engine_of, locked_tasks
 from ..errors import RelockError
 from ..settings import backend_settings
@@ -31,6 +32,13 @@ def report(app: Any) -> dict[str, Any]:
     except RelockError as error:
         told["problem"] = str(error)
     return told
+
+
+def where(app: Any) -> str:
+    """In which Redis the app's locks are, by which setting, without a password."""
+    told = backend_settings(app)
+    place = safe_url(told.url) if isinstance(told.url, str) else "that of a client"
+    return f"{place} ({told.source}), namespace {told.namespace!r}"
 
 
 def key_of(key: Any) -> str:

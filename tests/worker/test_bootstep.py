@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
+import redis
 from celery import Celery
 from celery.contrib.testing.worker import start_worker
 
 from celery_relock import LockedTask
 from celery_relock.errors import LockConfigError
 from celery_relock.worker import events
+from celery_relock.worker.report import where
 from tests.support import wait_for
 
 
@@ -29,6 +32,28 @@ def test_a_threads_pool_refuses_at_its_start_what_it_cannot_interrupt(redis_url:
     settle.lock_on_lost = "flag"
     app.Worker(pool="threads")
     app.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"relock_namespace": "shop"}, "redis://:***@there:1/2 (result_backend), namespace 'shop'"),
+        ({"relock_url": "redis://here/3"}, "redis://here/3 (relock_url), namespace 'relock'"),
+        ({"relock_url": redis.Redis()}, "that of a client (relock_url), namespace 'relock'"),
+    ],
+)
+def test_where_its_locks_are_is_said_by_the_setting_that_says_so(settings: Any, says: str):
+    app = Celery("shop", broker="memory://", backend="redis://:secret@there:1/2", **settings)
+    assert where(app) == says
+    app.close()
+
+
+def test_a_worker_says_in_its_log_where_its_locks_are(new_worker):
+    running = new_worker("tests.worker.apps.reaping", concurrency=1)
+    running.wait_for_log(
+        rf"the locks of this worker are in the Redis redis://\S+ \(relock_url\), "
+        rf"namespace '{running.namespace}'"
+    )
 
 
 @pytest.mark.filterwarnings("ignore::celery.exceptions.SecurityWarning")
