@@ -51,7 +51,8 @@ class Processes:
     def start_worker(self, children: int, *more: str) -> subprocess.Popen[Any]:
         self._workers += 1
         name = f"w{self._workers}"
-        command = ["celery", "-A", self._app, "worker", "-c", children, "-l", "INFO"]
+        # With -E the main process sends an event when a child is killed, just as it forks the next.
+        command = ["celery", "-A", self._app, "worker", "-c", children, "-l", "INFO", "-E"]
         command += ["-n", f"{name}@127.0.0.1", "--without-gossip", "--without-mingle"]
         return self.start([*command, *more], name)
 
