@@ -218,14 +218,21 @@ local function answer()
   end
   -- Only now: what the queues let in can hold any of these locks, or be this execution.
   local missing, blocked = sort_out(ahead)
-  local path = blocked and stuck and asked and Deadlock.path(call, execution, missing, stuck)
-  if path then
+  local path, line
+  if blocked and stuck and asked then
+    path, line = Deadlock.path(call, execution, missing, stuck)
+  end
+  if line then
+    -- Without this execution those behind it would wait for others, and these for them, all the same.
+    Parked.ask_again(call, line)
+  elseif path then
     Claim.leave_other_places(me, {})
     return { 'DEADLOCK', unpack(path) }
   end
   -- Pass those ahead who wait for a hold of this execution's own call stack, or for a permit that it may
-  -- join: neither can move before this one does.
-  local looks = blocked and (stuck or next(missing.joins))
+  -- join: neither can move before this one does. In a line nobody is passed: what those ahead wait for, this
+  -- execution would wait for next.
+  local looks = blocked and not path and not Holds.is_line(locks[1]) and (stuck or next(missing.joins))
   for i, lock in ipairs(looks and locks or {}) do
     if ahead[i] and Deadlock.is_behind_itself(call, execution, me, lock, limits[i], stuck, missing.joins) then
       ahead[i], me.passes = false, true

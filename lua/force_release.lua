@@ -23,7 +23,7 @@ end
 
 -- The place of a call whose message is to come, or comes again. If it comes, it runs out of order.
 local function leave_line(execution)
-  local waiter = Queue.is_line(lock) and Queue.waiter(lock, execution)
+  local waiter = Holds.is_line(lock) and Queue.waiter(lock, execution)
   local comes = waiter and waiter.parked and Queue.is_awaited(lock, execution, waiter)
   -- Not if it is parked for its lock.
   if not comes or Parked.find(call, execution) then

@@ -130,7 +130,7 @@ local function leave_to_successors(lock)
     local how = redis.call('GET', call.prefix .. 'd:' .. each)
     local is_killed = how and string.find(how, ' killed $') and each ~= execution
     local comes = not Base.is_over(how) and not is_killed
-    if comes and Queue.is_line(lock) then
+    if comes and Holds.is_line(lock) then
       Lines.succeed(call, lock, each, hold, label, keep)
     elseif comes and not lock.holds[each] then
       -- A cooldown keeps everybody out, its own workflow too: nobody else has such an owner.
@@ -145,7 +145,7 @@ end
 local function let_others_in(lock)
   if redis.call('EXISTS', lock.queue) == 1 then
     Turns.promote(call, lock)
-    for each in string.gmatch(Queue.is_line(lock) and '' or successors, '%S+') do
+    for each in string.gmatch(Holds.is_line(lock) and '' or successors, '%S+') do
       Turns.inherit(call, lock, each)
     end
   end

@@ -326,6 +326,8 @@ class _Search:
         passes: it asks whom to pass.
         seen: of the holds that were visited, what was found; `open`: which are still visited.
         visited: places for several locks that are.
+        asks: the execution that asks.
+        line: in which it has its turn, if somebody waits for that.
     """
 
     waits: Mapping[str, Iterable[_Place]]
@@ -335,6 +337,8 @@ class _Search:
     seen: dict[str, tuple[str, ...] | None] = field(default_factory=dict)
     open: set[str] = field(default_factory=set)
     visited: set[_Place] = field(default_factory=set)
+    asks: str = ""
+    line: _Lock | None = None
 
 
 class _Command:
@@ -943,15 +947,20 @@ class _Command:
 
     # --- deadlocks --------------------------------------------------------------------------------
 
-    def deadlock(self, claim: Claim, wanted: Mapping[_Lock, int]) -> tuple[str, ...]:
+    def deadlock(
+        self, claim: Claim, wanted: Mapping[_Lock, int]
+    ) -> tuple[tuple[str, ...], _Lock | None]:
         """The cycle, if waiting for these locks would never end: a lock, the label of the execution
         that must run before its holder can end, the lock that this execution waits for, and so on
-        to a hold of `claim.stuck`; else ()."""
+        to a hold of `claim.stuck`; else (). If that hold is its own turn in a line, also this
+        line."""
         for lock, limit in wanted.items() if claim.stuck else ():
             search = self._search(claim.stuck)
+            search.asks = claim.execution_id
             if path := self._from_lock(search, lock, claim.execution_id, limit):
-                return path
-        return ()
+                is_own = search.line is not None and search.line.name == path[-1]
+                return path, search.line if is_own else None
+        return (), None
 
     def _search(
         self, stuck: Sequence[str], joins: Mapping[str, int | None] | None = None
@@ -988,20 +997,31 @@ class _Command:
     def _from_lock(
         self, search: _Search, lock: _Lock, execution_id: str, limit: int
     ) -> tuple[str, ...]:
-        """A lock is stuck if each of its permits is, by at least one of the permit's holds."""
-        stuck: dict[int, tuple[str, ...]] = {}
-        if self._keep_out(lock, execution_id, limit):
-            # First the own permits, and those that it may join.
-            own = [hold.fence for each, hold in lock.holds.items() if each in search.mine]
-            joins = search.joins.get(lock.name)
-            stuck = dict.fromkeys(own if joins is None else [*own, joins], ())
-            for holder, hold in lock.holds.items():
-                path = None if hold.fence in stuck else self._from_hold(search, holder)
-                if path is not None:
-                    stuck[hold.fence] = path
-        if not stuck or len(stuck) < lock.permits:
-            return ()
-        return (lock.name, *next(iter(stuck.values())))
+        """A lock is stuck if its holders are. A line has one holder. If nobody holds it the first
+        place is as good as a hold: its execution can have had its turn, and wait for its lock."""
+        path: tuple[str, ...] | None = None
+        if lock.is_line:
+            first = next(iter([*lock.holds, *lock.queue]), execution_id)
+            if first != execution_id and first in search.mine:
+                path, search.line = (), lock if first == search.asks else None
+            elif first != execution_id:
+                path = self._from_hold(search, first)
+        elif self._keep_out(lock, execution_id, limit):
+            path = self._from_holders(search, lock)
+        return () if path is None else (lock.name, *path)
+
+    def _from_holders(self, search: _Search, lock: _Lock) -> tuple[str, ...] | None:
+        """Each of the permits has to be stuck, by at least one of the holds in the permit."""
+        # First the own permits, and those that it may join.
+        own = [hold.fence for each, hold in lock.holds.items() if each in search.mine]
+        joins = search.joins.get(lock.name)
+        stuck: dict[int, tuple[str, ...]]
+        stuck = dict.fromkeys(own if joins is None else [*own, joins], ())
+        for holder, hold in lock.holds.items():
+            path = None if hold.fence in stuck else self._from_hold(search, holder)
+            if path is not None:
+                stuck[hold.fence] = path
+        return None if len(stuck) < lock.permits else next(iter(stuck.values()))
 
     def _from_hold(self, search: _Search, execution_id: str) -> tuple[str, ...] | None:
         """The rest of the cycle from a hold; None if the hold can end without the execution that
@@ -1119,10 +1139,14 @@ class _Acquire(_Command):
         if blocked is not None:
             waits = self.waiter_lease > 0 or self.request is not None
             barred = {lock: self.limits[lock.name] for lock in joined if joined[lock] is None}
-            if waits and (path := self.deadlock(self.claim, barred)):
+            path, line = self.deadlock(self.claim, barred) if waits else ((), None)
+            if line is not None:
+                self._ask_again(line)
+            elif path:
                 self._leave_other_places({})
                 return Deadlocked(path)
-            self._pass(ahead, {lock.name: fence for lock, fence in joined.items()})
+            else:
+                self._pass(ahead, {lock.name: fence for lock, fence in joined.items()})
             if self.passes:
                 joined, blocked = self._sort_out(ahead)
             if blocked is not None and not waits:
@@ -1135,11 +1159,22 @@ class _Acquire(_Command):
             return self._full(wanted) or self._park(wanted, blocked)
         return self._wait(wanted, blocked)
 
+    def _ask_again(self, line: _Lock) -> None:
+        """Let all ask once more whom others can wait for, though their turns have not come: they
+        are told then. Without the one whose turn it is they would wait for each other all the
+        same."""
+        for place in list(line.queue.values()):
+            is_here = place.request is not None and not self.is_on_its_way(place)
+            if is_here and place.claim.stuck:
+                self.hand_out(place)
+
     def _pass(self, ahead: dict[str, bool], joins: Mapping[str, int | None]) -> None:
         """Who waits for a hold that cannot end before this execution has the lock would wait for
         ever ahead of it. So does, perhaps, who waits for a permit that it may join: whose that is
-        can wait for it."""
-        for lock in self.locks if self.claim.stuck or any(joins.values()) else ():
+        can wait for it. In a line nobody is passed: what those ahead wait for, this execution would
+        wait for next."""
+        can_pass = (self.claim.stuck or any(joins.values())) and not self.locks[0].is_line
+        for lock in self.locks if can_pass else ():
             limit = self.limits[lock.name]
             if ahead.get(lock.name) and self.is_behind_itself(self.claim, lock, limit, joins):
                 ahead[lock.name], self.passes = False, True

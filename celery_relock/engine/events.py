@@ -263,11 +263,12 @@ def describe_full(answer: Full) -> str:
 def describe_deadlock(path: Sequence[str], sharing: Lease | None) -> str:
     """`waiting for … would never end: …`, from the path of a `Deadlocked`. `sharing`: the lease of
     this call stack that shares the lock already."""
-    parts = [f"the lock {path[0]!r} is held by"]
+    what, kept_by = _waited_for(path[0])
+    parts = [f"{what} {kept_by}" if path[0].startswith(LINE) else f"the lock {what} {kept_by}"]
     for waiter, name in zip(path[1::2], path[2::2], strict=True):
-        parts.append(
-            f"{waiter or 'an unnamed execution'}, which waits for {name!r}, which is held by"
-        )
+        what, kept_by = _waited_for(name)
+        who = waiter or "an unnamed execution"
+        parts.append(f"{who}, which waits for {what}, which {kept_by}")
     who, how = "this very call stack", ""
     if sharing:
         who, advice = _sharer(sharing)
@@ -276,6 +277,13 @@ def describe_deadlock(path: Sequence[str], sharing: Lease | None) -> str:
         who += ", or by who has started this thread"
         how = ". Use the same Lock object in one thread, or give both the same owner"
     return f"waiting would never end: {' '.join(parts)} {who}{how}"
+
+
+def _waited_for(name: str) -> tuple[str, str]:
+    """A lock, or a turn in a line, and how somebody keeps others from it."""
+    if name.startswith(LINE):
+        return f"its turn for {name.removeprefix(LINE)!r} (lock_order)", "comes after"
+    return repr(name), "is held by"
 
 
 def describe_own_share(sharing: Lease) -> str:

@@ -99,6 +99,7 @@ class _HeldLine(HeldBeside):
             names=(LINE + name,),
             limits=(1,),
             lease=self.options.ttl,
+            stuck=reentrancy.stuck(),
         )
 
     @property

@@ -555,7 +555,9 @@ def deadlock(attempt: Attempt, answer: Deadlocked) -> LockDeadlock:
     text = describe_deadlock(answer.path, reentrancy.sharing(answer.path[-1]))
     attempt.lease.tell("conflict", text, policy="raise")
     return LockDeadlock(
-        f"{attempt.task.name}: {text}", name=claim.names[0], owner=ids.full(claim.owner)
+        f"{attempt.task.name}: {text}",
+        name=claim.names[0].removeprefix(LINE),
+        owner=ids.full(claim.owner),
     )
 
 

@@ -266,7 +266,7 @@ class Execution:
         Args:
             names: of the locks.
             shares: of the locks that a caller holds.
-            stuck: the executions that cannot release before this one has ended.
+            stuck: the other executions that cannot release before this one has ended.
         """
         task, message, options = self.task, self.message, self.declared.options
         engine = engine_of(self.declared.app)
@@ -282,7 +282,7 @@ class Execution:
             lease=options.ttl,
             by_owner=options.reentrant == "workflow",
             ancestors=ancestors_here() if descends else (),
-            stuck=stuck,
+            stuck=stuck if message is None else (*stuck, *header_of(message).stuck),
             parked_at="" if header is None else header.parked_at,
         )
         self.unasked = ()

@@ -232,6 +232,12 @@ class Header(NamedTuple):
         """The same, also at a workflow's locks."""
         return self.has_leftovers or bool(self.workflow_locks)
 
+    @property
+    def stuck(self) -> tuple[str, ...]:
+        """Itself, if it has something that others wait for before it has its locks: its turn in its
+        line."""
+        return (self.execution_id,) if self.order else ()
+
     def content(self) -> dict[str, Any]:
         """What is written into a message: the version of this content, so that one that is not
         known is ignored, and all that is not as it would be without."""

@@ -42,7 +42,7 @@ end
 -- Whether a place or this claim is in a line: an execution can have a place in a line and another in the
 -- queue of a lock (lib/lines).
 local function is_in_line(me, lock)
-  return Queue.is_line(lock) or Queue.is_line(me.locks[1])
+  return Holds.is_line(lock) or Holds.is_line(me.locks[1])
 end
 
 local function names_of(locks)

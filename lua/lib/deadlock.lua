@@ -126,9 +126,9 @@ local function own_permits(search, lock)
   return own, permits
 end
 
--- A lock is stuck if each of its permits is stuck, by at least one of the holds in the permit.
-function lock_path(call, search, lock, waits)
-  if not waits or Holds.permits(lock) > MOST then
+-- Each of the permits has to be stuck, by at least one of the holds in the permit.
+local function holders_path(call, search, lock)
+  if Holds.permits(lock) > MOST then
     return nil
   end
   local stuck, permits = own_permits(search, lock)
@@ -140,10 +140,34 @@ function lock_path(call, search, lock, waits)
       path = path or found
     end
   end
-  if permits < Holds.permits(lock) then
+  return permits == Holds.permits(lock) and path or nil
+end
+
+-- A line has one holder. If nobody holds it the first place is as good as a hold: its execution can have had
+-- its turn, and wait for its lock.
+local function line_path(call, search, lock, execution)
+  local _, first = Holds.oldest(lock)
+  first = first or redis.call('ZRANGE', lock.queue, 0, 0)[1] or execution
+  if first == execution then
     return nil
+  elseif search.mine[first] then
+    search.line = first == search.asks and lock
+    return {}
   end
-  table.insert(path, 1, lock.name)
+  return hold_path(call, search, first)
+end
+
+-- A lock is stuck if its holders are.
+function lock_path(call, search, lock, execution, limit)
+  local path
+  if Holds.is_line(lock) then
+    path = line_path(call, search, lock, execution)
+  elseif is_kept_out(call, lock, execution, limit) then
+    path = holders_path(call, search, lock)
+  end
+  if path then
+    table.insert(path, 1, lock.name)
+  end
   return path
 end
 
@@ -163,7 +187,7 @@ function place_path(call, search, lock, execution, claim, limit)
   if Holds.permit_of(lock, execution, claim, limit) then
     return nil
   end
-  local path = lock_path(call, search, lock, is_kept_out(call, lock, execution, limit))
+  local path = lock_path(call, search, lock, execution, limit)
   if path then
     return path
   end
@@ -197,13 +221,16 @@ local function begin(stuck, passes, joins)
 end
 
 -- The cycle, if waiting for these locks would never end: a lock, the label of its holder, the lock that
--- this holder waits for, and so on to a hold of the execution that asks. Nil if the wait can end.
+-- this holder waits for, and so on to a hold of the execution that asks. Nil if the wait can end. If that
+-- hold is its own turn in a line, also this line.
 function Deadlock.path(call, execution, missing, stuck)
   for i, lock in ipairs(missing.locks) do
-    local waits = not missing.fences[i] and is_kept_out(call, lock, execution, missing.limits[i])
-    local path = lock_path(call, begin(stuck, false), lock, waits)
+    local limit, search = missing.limits[i], begin(stuck, false)
+    search.asks = execution
+    local path = not missing.fences[i] and lock_path(call, search, lock, execution, limit)
     if path then
-      return path
+      local line = search.line
+      return path, line and line.name == path[#path] and line
     end
   end
   return nil

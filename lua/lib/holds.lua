@@ -195,6 +195,12 @@ function Holds.open(call, key)
   return lock
 end
 
+-- A line is a lock whose waiters are calls, in the order in which they were sent (lib/lines). Its places are
+-- reserved before their messages come (place), and are kept until their executions have ended.
+function Holds.is_line(lock)
+  return string.sub(lock.name, 1, 6) == 'order\t'
+end
+
 -- How many permits are live.
 function Holds.permits(lock)
   if not lock.permits then

@@ -83,6 +83,17 @@ function Parked.hand_out(call, lock, execution, waiter)
   return true
 end
 
+-- Let all ask once more whom others can wait for, though their turns have not come.
+function Parked.ask_again(call, line)
+  for _, execution in ipairs(redis.call('ZRANGE', line.queue, 0, Queue.MOST - 1)) do
+    local waiter = Queue.waiter(line, execution)
+    local is_here = waiter and waiter.parked and not Queue.is_awaited(line, execution, waiter)
+    if is_here and waiter.stuck and not Parked.on_its_way(call, waiter) then
+      Parked.hand_out(call, line, execution, waiter)
+    end
+  end
+end
+
 -- Whether the executions behind a parked one can have a turn: its message is on its way.
 function Parked.may_look_behind(call, lock, execution, waiter, caller)
   if Queue.behind_itself(call, lock, execution, waiter) then
@@ -118,7 +129,7 @@ function Parked.schedule(call, lock)
   if redis.call('EXISTS', lock.messages) == 1 then
     local lapse = Holds.next_lapse(lock)
     pause = math.min(lapse > 0 and lapse + 1 or LOOK, LOOK)
-  elseif Queue.is_line(lock) and redis.call('EXISTS', lock.queue) == 1 then
+  elseif Holds.is_line(lock) and redis.call('EXISTS', lock.queue) == 1 then
     -- Only awaited places, and nobody waits for their messages. Look when they end.
     pause = Base.DAY
   end

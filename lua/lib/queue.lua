@@ -23,12 +23,6 @@ function Queue.gone(call, waiter)
   return not waiter or not waiter.parked and waiter.expiry <= call.now
 end
 
--- A line is a lock whose waiters are calls, in the order in which they were sent (lib/lines). Its places are
--- reserved before their messages come (place), and are kept until their executions have ended.
-function Queue.is_line(lock)
-  return string.sub(lock.name, 1, 6) == 'order\t'
-end
-
 -- The lock of a task's debounced calls: its waiters are bursts, and nobody acquires it.
 function Queue.is_burst(lock)
   return string.sub(lock.name, 1, 9) == 'debounce\t'
@@ -72,7 +66,7 @@ function Queue.unpark(call, locks, execution, waiter)
   local size = redis.call('HSTRLEN', locks[1].messages, execution)
   for _, lock in ipairs(locks) do
     redis.call('HDEL', lock.messages, execution)
-    if redis.call('EXISTS', lock.messages) == 0 and Queue.is_line(lock) then
+    if redis.call('EXISTS', lock.messages) == 0 and Holds.is_line(lock) then
       outlive_places(call, lock)
     elseif redis.call('EXISTS', lock.messages) == 0 then
       -- The heartbeat of a waiter in a process makes this longer again.
@@ -120,7 +114,7 @@ function Queue.leave(call, lock, execution, waiter)
     Deadlock.forget(call, execution, waiter)
   end
   Queue.unpark(call, wanted, execution, waiter)
-  if Queue.is_line(lock) and redis.call('EXISTS', lock.queue) == 0 then
+  if Holds.is_line(lock) and redis.call('EXISTS', lock.queue) == 0 then
     redis.call('ZREM', call.prefix .. 'due', 'l ' .. lock.name)
   end
   if waiter and waiter.line then
@@ -157,7 +151,7 @@ function Queue.write_all(call, lock, execution, waiter)
 end
 
 local function ticket_behind_all(call, locks)
-  if Queue.is_line(locks[1]) then
+  if Holds.is_line(locks[1]) then
     return Base.next_fence(call.meta, call.micros)  -- in front of those that are due later
   end
   local ticket = call.micros
@@ -194,7 +188,7 @@ function Queue.enter(call, locks, execution, waiter, before_all)
   local kept = ticket_of(locks, execution)
   local ticket = kept or (before_all and ticket_before_all or ticket_behind_all)(call, locks)
   for _, lock in ipairs(locks) do
-    local is_line = Queue.is_line(lock)
+    local is_line = Holds.is_line(lock)
     local before = (kept or is_line) and Queue.waiter(lock, execution) or {}
     if before.stuck then
       Deadlock.forget(call, execution, before)

@@ -205,8 +205,8 @@ end
 
 local function promote(call, lock, caller)
   nothing_promised(lock)
-  local ahead = (Queue.is_line(lock) and Lines.serve or serve)(call, lock, caller)
-  if redis.call('EXISTS', lock.messages) == 1 or Queue.is_line(lock) then
+  local ahead = (Holds.is_line(lock) and Lines.serve or serve)(call, lock, caller)
+  if redis.call('EXISTS', lock.messages) == 1 or Holds.is_line(lock) then
     Parked.schedule(call, lock)
   end
   return ahead

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from celery_relock.engine.protocol import Conflict, Deadlocked, Held, Queued
+from celery_relock.engine.protocol import (
+    COMES_AGAIN,
+    LINE,
+    Conflict,
+    Deadlocked,
+    Held,
+    Parked,
+    PlaceRequest,
+    Queued,
+    Release,
+    Successor,
+)
 
 
 @pytest.fixture
@@ -313,3 +324,149 @@ def test_a_waiter_that_is_parked_instead_leaves_no_note_of_what_could_not_end_be
     desk.release("r1", "copy")
 
     assert desk.left() == []
+
+
+Z = (f"{LINE}z",)
+may_come_again = pytest.mark.parametrize("again", ["", COMES_AGAIN])
+
+
+def send(desk):
+    """r1 has x and r2 has z. r3 and in1, a step of r1, were sent in the order of z."""
+    desk.fence("r1", names=("x",))
+    desk.fence("r2", names=("z",))
+    for run in ("r3", "in1"):
+        told = PlaceRequest(Z[0], run, f"t-{run}", f"the call {run}", 60.0, 0.0, 0.0, 1000.0)
+        assert desk.backend.place(told)
+    return desk
+
+
+@pytest.fixture
+def in_line(desk):
+    return send(desk)
+
+
+def comes(desk, run, again="", attempt="n"):
+    """It has its turn."""
+    desk.fence(run, attempt, names=Z, owner=f"{again}t-{run}", label=f"the call {run}")
+
+
+def waits(desk, run):
+    """It has its turn, and asks for its lock. If it is parked, it leaves the turn to itself."""
+    stuck = (run, "r1") if run == "in1" else (run,)
+    answer = desk.leave(run, "of-z", names=("z",), stuck=stuck, label=f"the call {run}")
+    if isinstance(answer, Parked):
+        left_to = Successor(run, 60.0)
+        desk.backend.release(Release(Z, run, "n", "parked", 60.0, "h", left_to))
+    return answer
+
+
+def is_behind(desk, attempt="n", **more):
+    """The step asks for its turn."""
+    how = {"names": Z, "stuck": ("r1",), "label": "the call in1", **more}
+    return (desk.acquire if more else desk.leave)("in1", attempt, **how)
+
+
+@may_come_again
+def test_who_has_what_keeps_a_line_from_going_on_is_told(in_line, again):
+    comes(in_line, "r3", again)
+    waits(in_line, "r3")
+    assert isinstance(is_behind(in_line), Parked)
+
+    assert ask(in_line) == Deadlocked(("x", "the call in1", Z[0], "the call r3", "z"))
+
+
+@may_come_again
+@pytest.mark.parametrize("parks", [False, True])
+def test_who_is_behind_one_that_waits_for_it_in_a_line_is_told(in_line, parks, again):
+    comes(in_line, "r3", again)
+    waits(in_line, "r3")
+    ask(in_line, label="the other")
+
+    answer = is_behind(in_line) if parks else is_behind(in_line, wait=6.0)
+
+    assert answer == Deadlocked((Z[0], "the call r3", "z", "the other", "x"))
+    assert in_line.waiters(Z[0]) == ["r3", "in1"], "its place ends with its execution"
+
+
+def test_in_a_line_nobody_is_passed(in_line):
+    comes(in_line, "r3")
+    waits(in_line, "r3")
+    ask(in_line)
+
+    assert isinstance(is_behind(in_line, wait=0.0), Conflict)
+    assert in_line.holders(Z[0]) == []
+
+
+@pytest.mark.parametrize(
+    ("again", "lost"), [("", False), (COMES_AGAIN, False), (COMES_AGAIN, True)]
+)
+def test_who_is_behind_one_that_begins_to_wait_for_it_in_a_line_is_told(in_line, again, lost):
+    is_behind(in_line)
+    comes(in_line, "r3", again)
+    ask(in_line, label="the other")
+    in_line.park("r4", names=("z",))
+    in_line.park("r5", names=Z, owner="t-r5")
+    if lost:
+        in_line.lapse("r3", Z[0])
+
+    assert isinstance(waits(in_line, "r3"), Parked), "it has nothing but its turn"
+
+    assert in_line.waiters("z") == ["r4", "r3"]
+    assert in_line.resume() == ["in1"], "not the one whom nobody waits for"
+    answer = is_behind(in_line, "m")
+    assert answer == Deadlocked((Z[0], "the call r3", "z", "the other", "x"))
+
+
+def test_who_is_to_ask_again_keeps_its_place_and_so_does_the_first_of_the_line(desk):
+    desk.fence("r0", names=Z)
+    send(desk)
+    desk.park("r3", names=Z, owner=f"{COMES_AGAIN}t-r3", stuck=("r9",))  # a step, too
+    is_behind(desk)
+    desk.release("r0", names=Z)
+    assert desk.out() == ["r3"]
+    comes(desk, "r3", COMES_AGAIN, "m")
+    ask(desk)
+
+    desk.queue("r3", "m", names=("z",), stuck=("r3", "r9"))
+
+    assert desk.resume() == ["in1"]
+    assert desk.waiters(Z[0]) == ["r3", "in1"]
+
+
+def test_who_is_called_inside_of_a_turn_is_told_itself(in_line):
+    comes(in_line, "r3")
+    is_behind(in_line)
+
+    inner = in_line.acquire("inner", wait=6.0, names=("x",), stuck=("r3",))
+
+    assert inner == Deadlocked(("x", "the call in1", Z[0]))
+    assert in_line.resume() == []
+
+
+def test_who_waits_for_a_message_in_a_line_is_in_no_deadlock(in_line):
+    ask(in_line)
+
+    assert isinstance(is_behind(in_line), Parked)
+
+
+def test_who_is_behind_one_that_is_about_to_run_in_a_line_is_in_no_deadlock(in_line):
+    comes(in_line, "r3")
+    waits(in_line, "r3")
+    ask(in_line)
+    in_line.release("r2", names=("z",))
+    assert in_line.out() == ["r3"]
+
+    assert isinstance(is_behind(in_line), Parked)
+
+
+@may_come_again
+def test_who_has_its_turn_waits_for_it_no_longer(in_line, again):
+    comes(in_line, "r3")
+    is_behind(in_line)
+    in_line.release("r3", names=Z, ended="execution")
+    assert in_line.out() == ["in1"]
+    comes(in_line, "in1", again, "m")
+    in_line.fence("r2", names=("y",))
+    in_line.queue("inner", names=("y",), stuck=("in1", "r1"), label="what it calls")
+
+    assert ask(in_line) == Deadlocked(("x", "what it calls", "y"))

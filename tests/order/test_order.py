@@ -20,7 +20,7 @@ from kombu.exceptions import EncodeError
 
 from celery_relock import locked
 from celery_relock.engine.protocol import LINE
-from celery_relock.errors import LockConflict
+from celery_relock.errors import LockConflict, LockDeadlock
 from tests.support import new_namespace, programs, wait_for
 from tests.support.messages import Message
 from tests.support.parked import engine_here, lock_of
@@ -394,6 +394,48 @@ def test_the_steps_of_a_workflow_lock_do_not_wait_for_their_turns(worker, m, acc
     late.comes()
     events = began(worker, account, 3)
     assert [(e["number"], e["in_order"]) for e in events] == [(2, False), (3, False), (1, True)]
+
+
+@ON_REDIS
+@pytest.mark.parametrize("last", ["behind", "other", "first"])
+def test_workflows_that_would_wait_for_each_other_by_way_of_a_line_are_told(
+    worker, m, account, late, last
+):
+    """Of `behind` the next step is in the line behind the first call, whose lock `other` has."""
+    mine, of = f"{account}-mine", {each: f"{account}-{each}" for each in ("behind", "other")}
+
+    def flow(which, key, step):
+        begins = m.unordered.si(of[which], 0, "slow")
+        return locked(chain(begins, step), key=f"account:{key}").apply_async()
+
+    def goes_on(which):
+        worker.journal.add(f"free {of[which]}")
+
+    behind = flow("behind", mine, m.update.si(account, 2))
+    other = flow("other", account, m.unordered.si(mine, 3))
+    for each in of.values():
+        began(worker, each, 1)
+    m.update.apply_async((account, 1), **({"queue": late.name} if last == "first" else {}))
+    if last != "first":
+        waits(m, account, kind="")
+    if last != "behind":
+        goes_on("behind")
+        waits(m, account)
+    if last != "other":
+        goes_on("other")
+        waits(m, mine, kind="")
+    late.comes() if last == "first" else goes_on(last)
+
+    told, free = (other, behind) if last == "other" else (behind, other)
+    with pytest.raises(LockDeadlock) as caught:
+        told.get(timeout=20)
+    assert f"its turn for 'account:{account}' (lock_order)" in str(caught.value)
+    assert caught.value.name == f"account:{mine if last == 'other' else account}"
+    free.get(timeout=20)
+    run = [1, 2] if last == "other" else [1]
+    events = began(worker, account, len(run))
+    assert numbers(events) == run
+    assert all(event["in_order"] for event in events)
 
 
 @ON_REDIS
