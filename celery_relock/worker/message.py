@@ -235,8 +235,8 @@ class Header(NamedTuple):
     @property
     def stuck(self) -> tuple[str, ...]:
         """Itself, if it has something that others wait for before it has its locks: its turn in its
-        line."""
-        return (self.execution_id,) if self.order else ()
+        line, or what is kept for it."""
+        return (self.execution_id,) if self.order or self.kept else ()
 
     def content(self) -> dict[str, Any]:
         """What is written into a message: the version of this content, so that one that is not

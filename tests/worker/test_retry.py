@@ -9,7 +9,7 @@ import pytest
 from celery.exceptions import MaxRetriesExceededError
 
 from celery_relock import locked
-from celery_relock.errors import LockConfigError, LockConflict
+from celery_relock.errors import LockConfigError, LockConflict, LockDeadlock
 from tests.support import new_namespace, wait_for
 from tests.support.messages import Message
 from tests.support.parked import lock_of, wait_until_free
@@ -284,6 +284,20 @@ def test_a_retry_that_needs_none_of_its_names_keeps_none(worker, account):
     for each in (account, f"{account}-second", third, fourth):
         assert not lock_of(worker, f"account:{each}").locked(), each
     assert {*sent.get(timeout=20)} == {f"account:{third}", f"account:{fourth}"}
+
+
+def test_retries_that_would_wait_for_what_is_kept_for_each_other_are_told(worker, account):
+    one, two = f"{account}-1", f"{account}-2"
+    moves_on = worker.module.moves_on
+    sent = [moves_on.delay(account, one, two), moves_on.delay(f"{account}-3", two, one)]
+    outcomes = [each.get(timeout=20, propagate=False) for each in sent]
+    (told,) = [each for each in outcomes if isinstance(each, LockDeadlock)]
+    assert f"account:{one}" in str(told)
+    assert f"account:{two}" in str(told)
+    (free,) = [each for each in outcomes if each is not told]
+    assert {*free} == {f"account:{one}", f"account:{two}"}
+    for each in (one, two):
+        wait_until_free(worker, f"account:{each}")
 
 
 def test_what_a_workflow_holds_is_not_narrowed_to_the_names_that_a_retry_needs(worker, account):
