@@ -188,6 +188,22 @@ def test_a_late_call_is_passed_over_and_told_so_when_it_comes(worker, m, account
 
 
 @ON_REDIS
+def test_a_step_that_waits_for_the_lost_lock_of_its_workflow_is_late(worker, m, account, late):
+    mine = f"{account}-mine"
+    step = m.hasty.si(account, 1).set(queue=late.name)
+    begins = m.unordered.si(f"{account}-else", 0)
+    locked(chain(begins, step), key=f"account:{mine}", gap_ttl=0.5).delay()
+    began(worker, f"{account}-else", 1)
+    with lock_of(worker, f"account:{mine}"):  # when the gap is over
+        late.comes()
+        waits(m, mine, kind="")
+        m.hasty.delay(account, 2)
+        began(worker, account, 1)
+    events = began(worker, account, 2)
+    assert [(e["number"], e["in_order"]) for e in events] == [(2, True), (1, False)]
+
+
+@ON_REDIS
 def test_a_call_that_loses_its_turn_while_it_waits_for_its_lock_says_so(worker, m, account):
     name = f"account:{account}"
     with lock_of(worker, name):
