@@ -19,7 +19,7 @@ from redis.exceptions import RedisClusterException
 from .backends.redis.backend import LaterBackend, RedisBackend
 from .backends.redis.connections import Replicas, Transport
 from .backends.redis.keys import Keys
-from .backends.redis.urls import transport_for_client, transport_for_url
+from .backends.redis.urls import safe_url, transport_for_client, transport_for_url
 from .engine import ids
 from .engine.engine import Engine
 from .engine.interrupt import is_thrown_in
@@ -88,6 +88,11 @@ def engine_without_locks() -> Engine:
     from .backends.off import NoLocks
 
     return Engine(NoLocks())
+
+
+def shown(address: object) -> str:
+    """An address of locks for people, without its password."""
+    return safe_url(address) if isinstance(address, str) else "that of a client"
 
 
 def _in_this_process(url: str, namespace: str) -> Engine:

@@ -7,8 +7,8 @@ from typing import Any
 
 import redis
 
-from ..backends.redis.urls import safe_url
 from ..declaration import engine_of, locked_tasks
+from ..engines import shown
 from ..errors import RelockError
 from ..settings import backend_settings
 from ..version import __version__
@@ -37,8 +37,7 @@ def report(app: Any) -> dict[str, Any]:
 def where(app: Any) -> str:
     """In which Redis the app's locks are, by which setting, without a password."""
     told = backend_settings(app)
-    place = safe_url(told.url) if isinstance(told.url, str) else "that of a client"
-    return f"{place} ({told.source}), namespace {told.namespace!r}"
+    return f"{shown(told.url)} ({told.source}), namespace {told.namespace!r}"
 
 
 def key_of(key: Any) -> str:
