@@ -156,6 +156,15 @@ def engine_of(app: Any) -> Engine:
     return known[1]
 
 
+def where(app: Any) -> str:
+    """In which Redis the locks of an app are, by which setting, without a password. Raises as
+    `engine_of`."""
+    from .engines import shown
+
+    place = backend_settings(app)
+    return f"{shown(place.url)} ({place.source}), namespace {place.namespace!r}"
+
+
 def _place_of(app: Any) -> BackendSettings | None:
     return backend_settings(app) if enabled(app) else None
 

@@ -23,6 +23,7 @@ from ..declaration import (
     has_locks,
     locked_tasks,
     refuse_late_settings,
+    where,
 )
 from ..engine import platform
 from ..engine.crash import Reaper, journal
@@ -37,7 +38,7 @@ from . import company, conflict, control, execution, parking
 from . import events as worker_events
 from .delivery import known_delivery
 from .message import HEADER, is_lockable, parse
-from .report import report, where
+from .report import report
 from .resuming import Resumer
 from .spawned import hand_on
 

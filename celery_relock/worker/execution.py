@@ -282,7 +282,7 @@ class Execution:
             lease=options.ttl,
             by_owner=options.reentrant == "workflow",
             ancestors=ancestors_here() if descends else (),
-            stuck=stuck if message is None else (*stuck, *header_of(message).stuck),
+            stuck=stuck if header is None else (*stuck, *header.stuck),
             parked_at="" if header is None else header.parked_at,
         )
         self.unasked = ()

@@ -1,4 +1,4 @@
-"""What a worker tells of its locks: in its log, and in `celery inspect stats`."""
+"""What a worker tells of its locks in `celery inspect stats`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import redis
 
 from ..declaration import engine_of, locked_tasks
-from ..engines import shown
 from ..errors import RelockError
 from ..settings import backend_settings
 from ..version import __version__
@@ -32,12 +31,6 @@ def report(app: Any) -> dict[str, Any]:
     except RelockError as error:
         told["problem"] = str(error)
     return told
-
-
-def where(app: Any) -> str:
-    """In which Redis the app's locks are, by which setting, without a password."""
-    told = backend_settings(app)
-    return f"{shown(told.url)} ({told.source}), namespace {told.namespace!r}"
 
 
 def key_of(key: Any) -> str:

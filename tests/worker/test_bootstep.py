@@ -11,9 +11,9 @@ from celery import Celery
 from celery.contrib.testing.worker import start_worker
 
 from celery_relock import LockedTask
+from celery_relock.declaration import where
 from celery_relock.errors import LockConfigError
 from celery_relock.worker import events
-from celery_relock.worker.report import where
 from tests.support import wait_for
 
 
