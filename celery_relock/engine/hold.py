@@ -97,8 +97,12 @@ class Hold:
     def continuous(self) -> bool:
         """Whether nobody else can have held the lock since the workflow acquired it.
 
-        False if this hold is lost, or if the hold that was kept for this retry had ended before the
-        retry came, or was shared with others then (`downgrade`).
+        It speaks also for what lies around: in a step for the locks of its workflow, in a direct
+        call for those of its callers, whatever names it has itself. For a lock that this task has
+        acquired anew it begins there.
+
+        False if this hold is lost, or if a hold that was kept for this step or this retry had ended
+        before that came, or was shared with others then (`downgrade`).
         """
         return self._unbroken and not self.lost
 

@@ -87,6 +87,7 @@ class Lease:
         thread: the id of the thread that alone can re-enter it; None for all in its context.
         work: the task that the lock is for, None outside of tasks.
         of_workflow: it is a part of a workflow lock.
+        unbroken: False if what was left to its execution had ended before that came.
         reliers: who has re-entered it on its call stack and relies on it, while they live.
         successor: the execution that the hold is left to, instead of being released.
         waits_since: when the execution first had to wait in this process; 0 if it did not.
@@ -98,8 +99,8 @@ class Lease:
         "_believed_at_most", "_bell", "_granted_early", "_is_untold", "_lost", "backend", "claim",
         "deadline", "due", "fences", "for_any_thread", "held_since", "holder", "listen_at",
         "lost_by", "of_workflow", "on_lost", "open_inbox", "pid", "put_off_since", "reentered",
-        "reliers", "renewed", "renews", "repeated", "state", "successor", "thread", "waiter_lease",
-        "waits_since", "work",
+        "reliers", "renewed", "renews", "repeated", "state", "successor", "thread", "unbroken",
+        "waiter_lease", "waits_since", "work",
     )  # fmt: skip
 
     def __init__(self, claim: Claim, backend: Backend, inbox: Inbox | None = None) -> None:
@@ -117,6 +118,7 @@ class Lease:
         self.repeated = False
         self.for_any_thread = False
         self.of_workflow = False
+        self.unbroken = True
         self.renews = True
         self.deadline = self.due = self.renewed = 0.0
         self.waits_since = self.put_off_since = self.held_since = 0.0

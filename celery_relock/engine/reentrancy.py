@@ -110,6 +110,12 @@ def innermost() -> Lease | None:
     return None
 
 
+def unbroken() -> bool:
+    """Whether each hold of this call stack that was left to its execution was there when that
+    came."""
+    return all(each.unbroken for each in _stack.get() if _counts(each))
+
+
 def executions() -> tuple[str, ...]:
     """The executions whose locks this call stack holds, the innermost first."""
     held = [lease for lease in reversed(_stack.get()) if _counts(lease) and not lease.lost]

@@ -246,10 +246,10 @@ class Execution:
         for share in shares if declared.options.on_lost == "raise" else ():
             outer_hold = partial(Hold, share.lease.claim.owner, [share])
             run_body = _interrupted(run_body, share.lease, outer_hold)
+        unbroken = reentrancy.unbroken()
         missing = tuple(name for name in self.names if name not in outer)
         if missing:
-            return self._acquire(run_body, missing, shares, reentrancy.stuck())
-        unbroken = all(map(steps.is_unbroken, outer.values()))
+            return self._acquire(run_body, missing, shares, reentrancy.stuck(), unbroken)
         self.unasked = ()
         worker_events.tell_reentered(self.task, self.request, outer)
         return run_body(partial(Hold, shares[0].lease.claim.owner, shares, unbroken=unbroken))
@@ -260,6 +260,7 @@ class Execution:
         names: tuple[str, ...],
         shares: list[Share],
         stuck: tuple[str, ...] = (),
+        unbroken: bool = True,
     ) -> Any:
         """Acquire locks, run the body, and release them, or leave them to what comes next.
 
@@ -267,6 +268,7 @@ class Execution:
             names: of the locks.
             shares: of the locks that a caller holds.
             stuck: the other executions that cannot release before this one has ended.
+            unbroken: whether what lies around the call was held all the time.
         """
         task, message, options = self.task, self.message, self.declared.options
         engine = engine_of(self.declared.app)
@@ -300,20 +302,19 @@ class Execution:
             held = (retry.obtain_kept if kept else obtain)(attempt)
             if held is None:  # lock_on_unavailable="run"
                 end_waiting(attempt, None)
-                make_hold: MakeHold = partial(Hold, lease.claim.owner, shares)
+                make_hold: MakeHold = partial(Hold, lease.claim.owner, shares, unbroken=unbroken)
             else:
                 reentrancy.push(lease)
                 if message is not None and options.hold == "workflow":
                     steps.keep_for_chain(message, engine, lease, options)
                 for name, fence, reentered in zip(names, held.fences, held.reentered, strict=True):
                     shares.append(Share(name, lease, fence, reentered))
-                unbroken = to_retry is None or retry.unbroken(message, lease)
                 is_whole = names == self.names
                 make_hold = partial(
                     Hold,
                     lease.claim.owner,
                     shares,
-                    unbroken=unbroken,
+                    unbroken=unbroken and lease.unbroken,
                     engine=engine if is_whole else None,
                 )
                 run_body = self._watched(run_body, engine, lease, make_hold, to_retry)

@@ -8,7 +8,7 @@ the lease ends the lock.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -109,23 +109,24 @@ def obtain_kept(attempt: Attempt) -> Held | None:
     names = attempt.lease.claim.names
     if held is None:  # lock_on_unavailable="run"
         clear_later(remember_unlocked(attempt, None))
-    elif any(name not in names for name, _ in kept):  # a deploy has changed its names
+        return None
+    if any(name not in names for name, _ in kept):  # a deploy has changed its names
         clear_later(0.0, but=names)
+    _look_for_a_gap(attempt.lease, dict(kept))
     return held
 
 
-def unbroken(message: Any, lease: Lease) -> bool:
-    """Whether an execution that holds its locks now has the holds that were kept for it, if any.
+def _look_for_a_gap(lease: Lease, kept: Mapping[str, int]) -> None:
+    """Find out whether a retry has the holds that were kept for it. If not, its lease is broken,
+    and the signal `lock_lost` tells so.
 
-    If not, the signal `lock_lost` tells so.
+    Args:
+        kept: the fence of each lock name.
     """
-    if not message.retries:
-        return True
-    kept, claim = dict(header_of(message).kept), lease.claim
-    broken = {name: kept[name] for name in claim.names if name in kept}
-    for name, fence in zip(claim.names, lease.fences, strict=True):
-        if broken.get(name) == fence:
-            del broken[name]
+    claim = lease.claim
+    fences = dict(zip(claim.names, lease.fences, strict=True))
+    broken = {name: fence for name, fence in kept.items() if fences.get(name, fence) != fence}
+    lease.unbroken = not broken
     if broken and events.wanted("lost"):
         # It also ends if the retry is to be alone and others share the lock (`downgrade`).
         reason = (
@@ -134,7 +135,6 @@ def unbroken(message: Any, lease: Lease) -> bool:
         )
         told = (tuple(broken), claim.execution_id, claim.owner, max(broken.values()), reason)
         events.tell(events.LockEvent("lost", *told, work=lease.work))
-    return not broken
 
 
 def on_publish(body: Any, header: dict[str, Any], retried: Delivery | None) -> None:

@@ -217,13 +217,9 @@ def owns(message: Any | None, lease: Lease) -> bool:
     return any(hold.lease is lease for hold in holds_of(message))
 
 
-def is_unbroken(lease: Lease) -> bool:
-    """False for the lease of a workflow lock whose permit had ended before this step came."""
-    return all(hold.lock.unbroken for hold in holds_here() if hold.lease is lease)
-
-
 def begin(hold: StepHold) -> None:
     """From now on the running message has this hold, which is left to its successors."""
+    hold.lease.unbroken = hold.lock.unbroken
     delivery = delivery_of(hold.message)
     if not delivery.holds:
         # When Celery has published what comes after the task.

@@ -193,6 +193,18 @@ def test_a_retry_finds_out_that_what_was_kept_for_it_is_gone(worker, account):
     worker.wait_for_log(rf"WARNING.*account:{account}' lost.*was kept for this retry")
 
 
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_what_a_retry_calls_finds_out_that_what_was_kept_for_it_is_gone(worker, account, is_gone):
+    sent = worker.module.keeps_and_calls.delay(account, 3.0 if is_gone else 0.0)
+    worker.wait_for_log(rf"{sent.id}\] retry: ")
+    lock = lock_of(worker, f"account:{account}")
+    if is_gone:
+        assert lock._engine.backend.force_release(lock.name)
+    sent.get(timeout=20)
+    _, *told = _inside(worker, account, 5)
+    assert [each["continuous"] for each in told] == [not is_gone] * 4
+
+
 @pytest.mark.parametrize("how", ["succeeds", "fails"])
 def test_a_retry_that_is_sent_outside_of_the_lock_finds_out_that_nothing_was_kept(
     worker, account, how

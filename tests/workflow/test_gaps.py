@@ -122,6 +122,24 @@ def test_a_step_that_finds_its_permit_gone_is_told_and_acquires_a_new_one(flow, 
     assert told
 
 
+@pytest.mark.parametrize("holds", ["the same", "one more", "another"])
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_a_step_hears_that_its_permit_was_gone_whatever_lock_of_its_own_it_has(
+    flow, holds, is_gone
+):
+    task = getattr(flow.module, f"tells_by_{holds.replace(' ', '_')}")
+    steps = [flow.step("0"), *(flow.step(name, task=task).set(queue=flow.later) for name in "12")]
+    sent = locked(chain(*steps), key=flow.key, gap_ttl=GAP if is_gone else 60).delay()
+    flow.wait_for("0", event="leave")
+    if is_gone:
+        assert flow.is_free(), "the gap has ended"
+    flow.consume_later()
+    sent.get(timeout=30)
+    told = {e["step"]: e["unbroken"] for e in flow.events("told")}
+    assert len(told) == 8  # each step, and what it calls
+    assert {*told.values()} == {not is_gone}, told
+
+
 @pytest.mark.parametrize("task", ["plain", "locking"])  # the second is retried, in vain
 @pytest.mark.parametrize("gone", ["free again", "held"])
 def test_a_step_may_fail_when_its_permit_is_gone(flow, gone, task):

@@ -114,6 +114,30 @@ def forgets_its_lock(self, account):
     raise self.retry(countdown=0.5)
 
 
+@app.task(base=LockedTask, bind=True, lock_key=KEY)
+def called_with_the_same(self, account):
+    enter(self, account)
+
+
+@app.task(base=LockedTask, bind=True, lock_key=[KEY, "more:{account}"])
+def called_with_one_more(self, account):
+    enter(self, account)
+
+
+@app.task(base=LockedTask, bind=True, lock_key="another:{account}")
+def called_with_another(self, account):
+    enter(self, account)
+
+
+@app.task(base=Keeps, bind=True, max_retries=1)
+def keeps_and_calls(self, account, countdown):
+    enter(self, account)
+    if not self.request.retries:
+        raise self.retry(countdown=countdown)
+    for each in (called_with_the_same, called_with_one_more, called_with_another):
+        each(account)
+
+
 @app.task(base=Keeps, bind=True, lock_gap_ttl=1.0)
 def keeps_briefly(self, account, countdown):
     enter(self, account)

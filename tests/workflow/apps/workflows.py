@@ -272,6 +272,29 @@ def wants_both(account):
     return account
 
 
+def tells_the_gap(task: Any, account: str, name: str) -> None:
+    """It tells whether its permit was held all the time, and so does each task that it calls."""
+    journal.add("told", account=account, step=name, unbroken=task.lock.continuous)
+    if "of" not in name:
+        for each in (tells_by_the_same, tells_by_one_more, tells_by_another):
+            each(account=account, name=f"{each.__name__} of {name}")
+
+
+@app.task(bind=True, base=LockedTask, lock_key=KEY)
+def tells_by_the_same(self, previous=None, *, account, name, do=""):
+    tells_the_gap(self, account, name)
+
+
+@app.task(bind=True, base=LockedTask, lock_key=[KEY, "more:{account}"])
+def tells_by_one_more(self, previous=None, *, account, name, do=""):
+    tells_the_gap(self, account, name)
+
+
+@app.task(bind=True, base=LockedTask, lock_key="another:{account}")
+def tells_by_another(self, previous=None, *, account, name, do=""):
+    tells_the_gap(self, account, name)
+
+
 @app.task(bind=True)
 def joined(self, results, *, account, name):
     return body(self, sorted(flat(results)), account, name, "")
