@@ -76,6 +76,7 @@ from .states import (
     Waits,
     retries_told,
     show_blocked,
+    show_retry,
     stored,
     tells_no_state,
 )
@@ -431,6 +432,7 @@ def _send_again(attempt: Attempt, answer: Conflict | OtherAttempt, error: LockCo
 def _try_later(attempt: Attempt, pause: float, error: RelockError) -> None:
     """Send the message again, to come after a pause. Returns if that failed, else raises
     `SentAgain`."""
+    requests = show_retry(attempt.task, attempt.message, error)
     # Before it is sent: a time limit that strikes from then on would let it fail, and run later.
     sent = SentAgain(f"{error}; again in {pause:.1f} s", exc=error, when=pause)
     try:
@@ -440,6 +442,8 @@ def _try_later(attempt: Attempt, pause: float, error: RelockError) -> None:
             call_off(attempt)
         raise
     if again:
+        for each in requests:
+            each.ignore_result = True
         lease, header = attempt.lease, header_of(attempt.message)
         if lease.state is State.ASKED and (header.kept or header.workflow_locks):
             # What was kept for it may be this attempt's by now: it is kept for the next one.

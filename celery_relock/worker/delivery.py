@@ -43,8 +43,9 @@ class Delivery:
             acknowledges the message.
         aside: what tells that it is set aside: it waits, or is a copy.
         aside_told: whether it was logged that somebody handled that.
-        was_blocked: whether BLOCKED was stored in it. Its message need not be parked: its lock may
-            have come free just then.
+        was_blocked: whether BLOCKED was stored in it, or RETRY because of its lock. Its message
+            need not be parked, or sent again: its lock may have come free just then, or the broker
+            be away.
         stored_by: of a late copy, until when, by the monotonic clock, to wait for the result of
             the execution that it is a copy of; 0 before.
         retry: that was sent. One that no broker took was not.

@@ -1,6 +1,6 @@
 """How an execution ends that does not run its body, and the states and results that Celery has of
-locked tasks: STARTED when the body begins, BLOCKED while a message is parked, the result of a
-dropped one."""
+locked tasks: STARTED when the body begins, BLOCKED while a message is parked, RETRY before it is
+sent again, the result of a dropped one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from celery.app.task import Context
 from celery.exceptions import Ignore, Retry
-from celery.states import READY_STATES, REVOKED, STARTED
+from celery.states import READY_STATES, RETRY, REVOKED, STARTED
 
 from ..engine import events
 from ..engine.events import logger
@@ -249,6 +249,27 @@ def _is_aborted(task: Any, task_id: str) -> bool:
     module = sys.modules.get("celery.contrib.abortable")
     is_one = module is not None and isinstance(task, module.AbortableTask)
     return is_one and bool(task.is_aborted(task_id=task_id))
+
+
+# -- RETRY: a message is sent again --------------------------------------------------------------
+
+
+def show_retry(task: Any, message: Any, error: RelockError) -> list[Any]:
+    """Store the state RETRY of a message that is about to be sent again because of an error.
+
+    Celery stores it afterwards. By then the message can have come, its body have failed, and nobody
+    would correct the state.
+
+    Returns:
+        The requests whose `ignore_result` is to be set when it is sent: then Celery, from 5.6 on,
+        leaves its own out.
+    """
+    getattr(message, DELIVERY).was_blocked = True  # should it stay: its body becomes STARTED
+    if not ignores_result(task, message):
+        with events.only_logged("Cannot store the state %s of %s", RETRY, message.id):
+            task.backend.mark_as_retry(message.id, error, request=message)
+    # Where nothing protects the stack, the tracer has another copy.
+    return [message, *(each for each in task.request_stack.stack if each.id == message.id)]
 
 
 # -- Dropped -------------------------------------------------------------------------------------

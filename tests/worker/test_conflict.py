@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
-from celery import Celery, chain, chord, group
+from celery import VERSION, Celery, chain, chord, group
 from celery.app.task import Context
 
 from celery_relock import LockedTask
@@ -246,6 +246,26 @@ def test_a_chord_waits_for_a_member_that_waits(worker, account, holder, waits):
     assert len(_permits(worker, account)) == 3
 
 
+@pytest.mark.skipif(VERSION < (5, 6), reason="Celery stores RETRY once more")
+@pytest.mark.parametrize("policy", ["retry", "wait"])
+def test_the_end_of_a_message_that_was_sent_again_is_not_replaced_by_its_retry(
+    worker, account, holder, policy
+):
+    # With "wait" because it is too large to be parked.
+    large = {"headers": {"large": "x" * 1_000_000}} if policy == "wait" else {}
+    task = worker.module.is_overtaken
+    result = task.apply_async((account,), lock_on_conflict=policy, **large)
+    worker.journal.wait_for("sent again", account=account)
+    assert result.state == "RETRY"
+    assert isinstance(result.info, LockConflict)
+    holder()
+    worker.journal.wait_for("failed", account=account)
+    worker.journal.wait_for("retried", account=account, attempts=0)
+    assert result.state == "FAILURE"
+    with pytest.raises(ValueError, match=account):
+        result.get(timeout=10)
+
+
 def test_a_conflict_that_lasts_ends_after_lock_max_wait(worker, account, holder):
     started = time.monotonic()
     result = worker.module.comes_back_briefly.delay(account)
@@ -263,10 +283,14 @@ def test_the_pauses_grow_to_a_bound_and_are_spread(worker):
 
 def test_an_execution_that_cannot_be_sent_again_waits_in_its_slot(worker, account, holder):
     result = worker.module.cannot_be_sent_again.delay(account)
+    wait_for(lambda: result.state == "RETRY", what="the try to send it again")
     worker.wait_for_log("cannot_be_sent_again was not sent again")
     assert not result.ready()
     holder()
     assert result.get(timeout=20) > 0
+    # Else a copy would take that RETRY for one of the body's own, and not run in its place.
+    [state] = worker.journal.events("state", account=account)
+    assert state["is_now"] == "STARTED"
     assert len(_permits(worker, account)) == 2
 
 

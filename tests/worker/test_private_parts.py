@@ -22,7 +22,7 @@ from celery.app.trace import build_tracer
 from celery.concurrency.base import BasePool
 from celery.concurrency.prefork import process_initializer
 from celery.events.state import Task as ShownTask
-from celery.exceptions import Ignore, WorkerLostError
+from celery.exceptions import Ignore, Retry, WorkerLostError
 from celery.local import Proxy
 from celery.signals import before_task_publish, task_failure, worker_init
 from celery.states import FAILURE, PENDING, SUCCESS
@@ -558,6 +558,22 @@ def _():
     app.backend.store_result("x", 2, FAILURE)
     assert app.backend.get_state("x") == SUCCESS
     app.backend.forget("x")
+    assert app.backend.get_state("x") == PENDING
+
+
+@row("what a request says of `ignore_result` when its task has ended (Celery 5.6)")
+def _():
+    if VERSION < (5, 6):
+        return
+
+    app, task = app_with_a_task()
+
+    def run():
+        task.request.ignore_result = True
+        raise Retry
+
+    task.run = run
+    build_tracer(task.name, task, app=app)("x", (), {}, {"id": "x"})
     assert app.backend.get_state("x") == PENDING
 
 

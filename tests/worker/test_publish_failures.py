@@ -237,6 +237,21 @@ def test_a_time_limit_while_the_message_is_sent_again_because_redis_is_away_ends
     assert sent.parent.state == "FAILURE"
 
 
+@pytest.mark.skipif(VERSION < (5, 6), reason="Celery stores RETRY once more")
+def test_the_end_of_what_was_sent_again_because_redis_is_away_is_not_replaced_by_its_retry(
+    worker, locks, account
+):
+    locks.refuse()
+    result = worker.module.is_overtaken.delay(account)
+    worker.journal.wait_for("sent again", account=account)
+    assert result.state == "RETRY"
+    locks.accept()
+    worker.journal.wait_for("retried", account=account, attempts=0)
+    assert result.state == "FAILURE"
+    with pytest.raises(ValueError, match=account):
+        result.get(timeout=10)
+
+
 RETRIES = (
     "retries",
     "retries_late",

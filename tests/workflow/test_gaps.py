@@ -213,6 +213,21 @@ def test_a_step_that_finds_a_stranger_in_its_lock_waits_for_its_turn(flow, task)
     assert enter["waited"] == first["waited"] == third["waited"] == 0 < 0.2 <= second["waited"]
 
 
+@pytest.mark.skipif(VERSION < (5, 6), reason="Celery stores RETRY once more")
+def test_the_end_of_a_step_that_was_sent_again_is_not_replaced_by_its_retry(flow):
+    sent = flow.interrupted("is_overtaken", on_conflict="retry")
+    flow.wait_for("0", event="leave")
+    stranger = flow.lock()
+    wait_for(lambda: stranger.acquire(blocking=False))
+    flow.consume_later()
+    flow.worker.journal.wait_for("sent again", account=flow.account)
+    stranger.release()
+    flow.worker.journal.wait_for("retried", account=flow.account, attempts=0)
+    assert sent.parent.state == "FAILURE"
+    with pytest.raises(ValueError, match=flow.account):
+        sent.get(timeout=10)
+
+
 # Celery's own way to store a result, with redis-py 8.
 @pytest.mark.filterwarnings("ignore:Call to deprecated:DeprecationWarning")
 def test_a_step_that_was_parked_and_has_failed_since_does_not_run(flow):

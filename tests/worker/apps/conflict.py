@@ -9,6 +9,7 @@ from kombu import Exchange, Queue
 
 from celery_relock import LockedTask
 from tests.support import Journal, make_app
+from tests.support.overtaken import Overtaken
 from tests.support.permits import holding
 from tests.support.without_broker import WithoutABroker
 
@@ -96,6 +97,15 @@ def comes_back_briefly(self, account):
     return waits(self, account, 0)
 
 
+class OvertakenLocked(Overtaken, LockedTask):
+    abstract = True
+
+
+@app.task(base=OvertakenLocked, lock_key=KEY)
+def is_overtaken(account):
+    raise ValueError(account)
+
+
 class SeenAtEachDelivery(LockedTask):
     def before_start(self, task_id, args, kwargs):
         header = (self.request.headers or {}).get("relock") or {}
@@ -167,6 +177,7 @@ def note(value, account):
 
 @app.task(base=WithoutABroker, bind=True, **RETRY)
 def cannot_be_sent_again(self, account):
+    journal.add("state", account=account, is_now=self.AsyncResult(self.request.id).state)
     return waits(self, account, 0)
 
 

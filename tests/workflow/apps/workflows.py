@@ -20,6 +20,7 @@ from celery_relock.errors import LockLost
 from celery_relock.signals import lock_acquired
 from celery_relock.workflow import steps
 from tests.support import Journal, make_app
+from tests.support.overtaken import Overtaken
 
 KEY = "account:{account}"
 
@@ -175,6 +176,15 @@ class StoresLate(Task):
 @app.task(base=StoresLate, bind=True)
 def stores_late(self, previous=None, *, account, name, do=""):
     return body(self, previous, account, name, do)
+
+
+class OvertakenPlain(Overtaken, Task):
+    abstract = True
+
+
+@app.task(base=OvertakenPlain)
+def is_overtaken(previous=None, *, account, name, do=""):
+    raise ValueError(account)
 
 
 class EndsLate(Task):
