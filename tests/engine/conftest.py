@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import redis
 
+from celery_relock.engine import renewal
 from celery_relock.engine.engine import Engine
 from celery_relock.engine.events import LockEvent
 from celery_relock.engine.lease import State
@@ -32,6 +33,10 @@ def nothing_left_behind() -> Iterator[None]:
     )
     for lease in keepalive.leases():
         keepalive.discard(lease)
+    wait_for(lambda: keepalive._wake_at or not keepalive._thread.on, what="the end of its pass")
+    all_told = threading.Event()
+    renewal._aside(all_told.set)  # behind what it has found in that
+    assert all_told.wait(30)
 
 
 @pytest.fixture
