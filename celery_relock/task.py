@@ -148,8 +148,7 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         before = attempt_before({"id": task_id, **options}, options.get("headers"))
         prefix = None if before is None else before.prefix
         prefix = prefix_of(declared.prefix) if prefix is None else prefix
-        if prefix or declared.prefix:
-            # An empty one is carried too: the worker's own relock_prefix may say something else.
+        if prefix is not None:
             options.setdefault(PREFIX, prefix)
         own = take_options(options)
         declared = declared.of_call(own, options.get(PREFIX))

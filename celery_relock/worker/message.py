@@ -396,7 +396,7 @@ def _of_call(
         prefix, options = before.prefix, {**before.options, **options}
     elif prefix is None:
         # A plain task, or one that is sent by its name: a locked task may come after it.
-        prefix = prefix_here() if running_request() else _prefix_of_sender(queues)
+        prefix = _prefix_of_sender(queues)
     return prefix, options
 
 
@@ -424,28 +424,45 @@ def take_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 # -- The prefix of lock names --------------------------------------------------------------------
+#
+# All that is sent or called, wherever and in whatever way, has the first of these that there is:
+#
+#     1. of a retry, that of its call
+#     2. what `relock_prefix` says here and now, unless that is empty
+#     3. that of the message that it is sent or called for: `prefix_here`
+#     4. none
+#
+# The third, as a worker's own context need not have a tenant; behind the second, as a task can set
+# the tenant for what it sends. That there is none is carried, too: the worker's `relock_prefix`
+# would be asked, which may find there what another task has left.
 
 
 def prefix_here() -> str | None:
-    """The prefix of lock names in the message that this call stack runs for; None if it has none.
+    """The prefix in the message that something is sent or called for here; None if it has none.
 
-    What is called inside of a task has the prefix of the task.
+    That is the message that this call stack runs for. Where Celery's stack is of another thread, it
+    is the one whose body this context is of.
     """
-    request = running_request()
-    return None if request is None else header_of(request).prefix
+    for request in (running_request(), *[each.request for each in inside.get()]):
+        if request is not None and (prefix := header_of(request).prefix) is not None:
+            return prefix
+    return None
 
 
-def prefix_of(own: str | Callable[[], str]) -> str:
-    """The prefix of the lock names of a call that is made here.
+def prefix_of(own: str | Callable[[], str]) -> str | None:
+    """The prefix of the lock names of a call that is made here, if it is no retry; None if nothing
+    says one.
 
     Args:
-        own: what the app's `relock_prefix` says, or a callable that says it now. If that is empty,
-            the prefix is that of the message that this call stack runs for.
+        own: what the app's `relock_prefix` says, or a callable that says it now.
 
     Raises:
         LockConfigError: the callable gave no text.
     """
-    return (own() if callable(own) else own) or prefix_here() or ""
+    said = own() if callable(own) else own
+    if not said and (carried := prefix_here()) is not None:
+        return carried
+    return said if said or callable(own) else None
 
 
 # For each app, because to read a setting takes long.
@@ -469,12 +486,12 @@ def _prefix_of_sender(queues: Iterable[Any]) -> str | None:
         app = _sender(queues)
         if app not in _prefixes:
             _prefixes[app] = name_prefix(app)
-        own = _prefixes[app]
-        return (own() if callable(own) else own) or None
+        return prefix_of(_prefixes[app])
     except LockConfigError as error:
         # Celery's signal would swallow the error, and the message would have no header at all.
-        logger.error("a message is sent without the prefix of its lock names: %s", error)
-        return None
+        carried = prefix_here()
+        logger.error("a message is sent with the prefix %r: %s", carried or "", error)
+        return carried
 
 
 # -- Ancestors -----------------------------------------------------------------------------------

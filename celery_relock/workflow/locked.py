@@ -121,7 +121,7 @@ def _names(key: Any, first: Step, app: Any) -> list[str]:
     if key is None or key is False:
         raise LockConfigError(f"{where}: key={key!r} names no lock. Give a name, or a template.")
     parts = key if isinstance(key, list | tuple) else (key,)
-    prefix = prefix_of(name_prefix(app))
+    prefix = prefix_of(name_prefix(app)) or ""
     if parts and all(isinstance(each, str) and "{" not in each for each in parts):
         return sorted({check_name(prefix + each, where) for each in parts})
     task = app.tasks.get(first["task"])

@@ -16,7 +16,7 @@ from celery_relock.dedup import marker
 from celery_relock.worker.message import HEADER, moment
 
 
-def an_app(prefix: str) -> Any:
+def an_app(prefix: Any) -> Any:
     """An app whose locks have this prefix, with a plain task and a locked one."""
     app = Celery(uuid.uuid4().hex, broker="memory://", set_as_current=False)
     app.conf.update(relock_url="memory://", relock_prefix=prefix)
@@ -50,6 +50,23 @@ def test_a_message_has_the_prefix_of_the_app_that_sends_it_whichever_is_the_curr
     before_task_publish.disconnect(look)
 
     assert found == ["acme:"] * 3 + ["other:"] * 3
+
+
+@pytest.mark.parametrize("failing", [lambda: 42, lambda: 1 / 0])
+def test_a_plain_message_is_sent_and_has_a_header_if_the_prefix_cannot_be_had(
+    failing: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    app, found = an_app(failing), []
+
+    def look(headers: Any, **_: Any) -> None:
+        found.append(headers[HEADER])
+
+    before_task_publish.connect(look)
+    app.tasks[f"{app.main}.plain"].delay()
+    before_task_publish.disconnect(look)
+
+    assert "prefix" not in found[0]
+    assert "a message is sent with the prefix '': settings: the callable in" in caplog.text
 
 
 @pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo", "America/New_York"])
