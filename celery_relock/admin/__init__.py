@@ -368,6 +368,7 @@ def _request_of(app: Any, text: str) -> Any:
     """
     from celery.worker.request import Request
 
+    from ..worker.message import that_tells_its_end
     from ..worker.parking import message_in
 
     message = message_in(app, text)
@@ -375,7 +376,7 @@ def _request_of(app: Any, text: str) -> Any:
     try:
         task = app.tasks.get(message.headers["task"])
         if task is not None:
-            return Request(message, app=app, task=task)
+            return that_tells_its_end(Request)(message, app=app, task=task)
     except Exception as error:
         raise RelockError(f"the parked message cannot be read: {error!r}") from error
     raise RelockError(

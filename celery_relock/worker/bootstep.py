@@ -15,6 +15,7 @@ from celery import bootsteps
 from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.concurrency.thread import TaskPool as ThreadPool
 from celery.signals import import_modules, worker_shutdown
+from celery.utils.imports import symbol_by_name
 from celery.worker.state import active_requests, reserved_requests
 
 from ..declaration import (
@@ -37,7 +38,7 @@ from ..workflow import steps
 from . import company, conflict, control, execution, parking
 from . import events as worker_events
 from .delivery import known_delivery
-from .message import HEADER, is_lockable, parse
+from .message import HEADER, is_lockable, parse, that_tells_its_end
 from .report import report
 from .resuming import Resumer
 from .spawned import hand_on
@@ -67,18 +68,22 @@ def begin_spawned(app: Any) -> None:
 
 
 def prepare(app: Any) -> None:
-    """Prepare the tasks of a worker that are no `LockedTask`.
+    """Prepare the tasks of a worker.
 
-    Celery executes a task's `run`, and only from inside of it a body can be refused. So each such
-    task gets a `run` of its own, as for Celery's autoretry: its message can be a step of a
-    workflow, or have been sent for a lock (`unlocked`). Call this when the app is finalized and
-    before the pool starts; a second call does nothing.
+    Celery executes a task's `run`, and only from inside of it a body can be refused. So each task
+    that is no `LockedTask` gets a `run` of its own, as for Celery's autoretry: its message can be a
+    step of a workflow, or have been sent for a lock (`unlocked`). Call this when the app is
+    finalized and before the pool starts; a second call does nothing.
     """
     if not has_locks(app):
         return  # nothing of ours is in use here
     for task in app.tasks.values():
-        if not is_lockable(task) and _PREPARED not in vars(task):
+        if _PREPARED in vars(task):
+            continue
+        task.Request = that_tells_its_end(symbol_by_name(task.Request))
+        if not is_lockable(task):
             _prepare(task)
+        setattr(task, _PREPARED, True)
 
 
 def _prepare(task: Any) -> None:
@@ -98,7 +103,6 @@ def _prepare(task: Any) -> None:
         return replace(sig)
 
     task.run, task.on_replace = run, replaced
-    setattr(task, _PREPARED, True)
 
 
 class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no types

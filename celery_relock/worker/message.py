@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from datetime import datetime, timedelta
+from functools import cache, wraps
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
@@ -58,6 +59,8 @@ _PARSED = "relock_read"
 
 #: The executions whose bodies this call stack is inside of, the innermost last.
 inside: ContextVar[tuple[Any, ...]] = ContextVar("relock_inside", default=())
+# Our header in the message that Celery ends here (see `that_tells_its_end`).
+_ended_here: ContextVar[object] = ContextVar("relock_ended_here", default=None)
 
 
 def running_request() -> Any | None:
@@ -73,6 +76,30 @@ def running_task() -> Any:
     """The task of that request. The current app need not be its app."""
     stack = _task_stack.stack
     return next(task for task in stack if any(each.id for each in task.request_stack.stack))
+
+
+@cache
+def that_tells_its_end(base: type[Any]) -> type[Any]:
+    """A class for a task's messages in a worker's main process, derived from Celery's or a user's,
+    that notes which message is ended: one whose process is gone, or that was rejected or revoked.
+    No task runs there, but Celery sends and calls error callbacks meanwhile, and the task's hooks.
+    """
+
+    def ends(name: str) -> Callable[..., Any]:
+        end = getattr(base, name)
+
+        @wraps(end)
+        def ended(self: Any, *args: Any, **kwargs: Any) -> Any:
+            token = _ended_here.set(self.request_dict.get(HEADER))
+            try:
+                return end(self, *args, **kwargs)
+            finally:
+                _ended_here.reset(token)
+
+        return ended
+
+    names = ("on_failure", "on_timeout", "revoked", "terminate")
+    return type(base.__name__, (base,), {name: ends(name) for name in names})
 
 
 def work_for(task: Any, request: Any | None) -> Work:
@@ -441,12 +468,14 @@ def prefix_here() -> str | None:
     """The prefix in the message that something is sent or called for here; None if it has none.
 
     That is the message that this call stack runs for. Where Celery's stack is of another thread, it
-    is the one whose body this context is of.
+    is the one whose body this context is of; and in a worker's main process the one that Celery
+    ends there, and sends and calls error callbacks for.
     """
     for request in (running_request(), *[each.request for each in inside.get()]):
         if request is not None and (prefix := header_of(request).prefix) is not None:
             return prefix
-    return None
+    ended = parse(_ended_here.get())
+    return None if ended is None else ended.prefix
 
 
 def prefix_of(own: str | Callable[[], str]) -> str | None:

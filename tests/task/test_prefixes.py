@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import uuid
+
+import celery
 import pytest
+
+from celery_relock.admin import Locks
+from tests.support import wait_for
 
 # By these names the app has them.
 WAYS = [
@@ -10,6 +16,13 @@ WAYS = [
     *("as a chord's body", "in a locked canvas"),
 ]
 THREADS = ["to_thread", "an executor", "apply", "lock_for", "delay", "by its name"]
+_SINCE_57 = pytest.mark.skipif(
+    celery.VERSION < (5, 7), reason="only from Celery 5.7 on does it fail the task at once"
+)
+ENDS = [
+    *("fails", "is killed", "is too long"),
+    *(pytest.param(how, marks=_SINCE_57) for how in ("is rejected", "exits")),
+]
 
 
 @pytest.fixture(scope="module")
@@ -79,3 +92,73 @@ def test_it_goes_into_a_thread_that_has_a_copy_of_the_context(m, account, how, t
     found = getattr(m, task).delay(how, account).get(timeout=20)
 
     assert found == f"acme:account:{account}"
+
+
+def _options(how):
+    return {"is too long": {"time_limit": 1}, "has expired": {"expires": -1}}.get(how, {})
+
+
+@pytest.mark.parametrize("how", ENDS)
+@pytest.mark.parametrize("task", ["works", "works_without_lock"])
+def test_an_error_callback_has_that_of_the_task_that_failed(worker, m, account, how, task):
+    m.tenant.set("acme:")
+    callback = m.look.si(account)
+    getattr(m, task).apply_async((how, account), link_error=callback, **_options(how))
+
+    assert _looked(worker, account) == f"acme:account:{account}"
+
+
+@pytest.mark.parametrize("how", ENDS)
+@pytest.mark.parametrize("callback", ["called_back", "called_back_under_lock"])
+def test_one_that_celery_calls_has_it_too_and_what_it_calls_and_sends(
+    worker, m, account, how, callback
+):
+    m.tenant.set("acme:")
+    callback = getattr(m, callback).s()
+    m.works.apply_async((how, account), link_error=callback, **_options(how))
+
+    for each in (f"{account}-called", f"{account}-sent"):
+        assert _looked(worker, each) == f"acme:account:{each}"
+
+
+@pytest.mark.parametrize("how", [*ENDS, "has expired"])
+def test_the_error_callback_of_a_chord_has_that_of_the_member_that_failed(worker, m, account, how):
+    m.tenant.set("acme:")
+    _send_chord(m, m.works_without_lock.si(how, account).set(**_options(how)), account)
+
+    assert _looked(worker, account) == f"acme:account:{account}"
+
+
+def test_the_error_callback_of_a_chord_has_that_of_the_member_that_was_revoked(worker, m, account):
+    m.tenant.set("acme:")
+    member = _send_chord(m, m.works_without_lock.si("lasts", account), account)
+    wait_for(lambda: member.state == "STARTED", what="the member to begin")
+    member.revoke(terminate=True)
+
+    assert _looked(worker, account) == f"acme:account:{account}"
+
+
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex")
+def test_it_has_that_also_of_a_member_that_somebody_cancels(worker, m, account):
+    m.tenant.set("acme:")
+    with m.look.lock_for(f"{account}-held"):
+        member = _send_chord(m, m.look.si(f"{account}-held"), account)
+        wait_for(lambda: member.state == "BLOCKED", what="the member to wait")
+        m.tenant.set("")
+        assert Locks(m.app).cancel(member.id)
+
+    assert _looked(worker, account) == f"acme:account:{account}"
+
+
+def _send_chord(m, member, account):
+    member = member.set(task_id=uuid.uuid4().hex)
+    m.sends_chord.delay(member, m.look.si(f"{account}-body").on_error(m.look.si(account)))
+    return m.app.AsyncResult(member.id)
+
+
+def test_a_tasks_own_hook_has_it_where_its_process_is_gone(worker, m, account):
+    m.tenant.set("acme:")
+    how = "is too long" if celery.VERSION >= (5, 7) else "fails"
+    m.works.apply_async((how, account), **_options(how))
+
+    assert _looked(worker, f"{account}-on_failure") == f"acme:account:{account}-on_failure"

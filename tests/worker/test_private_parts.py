@@ -26,6 +26,7 @@ from celery.exceptions import Ignore, Retry, WorkerLostError
 from celery.local import Proxy
 from celery.signals import before_task_publish, task_failure, worker_init
 from celery.states import FAILURE, PENDING, SUCCESS
+from celery.utils.imports import symbol_by_name
 from celery.utils.threads import LocalStack
 from celery.utils.timer2 import Timer as Timer2
 from celery.worker import control, state
@@ -199,6 +200,17 @@ def _():
     pool = SimpleNamespace(apply_async=lambda *args, **options: jobs.append(options["args"]))
     request.execute_using_pool(pool)
     assert Context(jobs[0][2]).properties["kept"] == 1
+
+
+@row(
+    "`Task.Request`, whose `on_failure`, `on_timeout`, `revoked` and `terminate` end a message in "
+    "the main process"
+)
+def check_ends():
+    assert symbol_by_name(Task.Request) is Request
+    assert all(map(partial(hasattr, Request), ("on_failure", "on_timeout")))
+    assert "_announce_revoked" in Request.revoked.__code__.co_names
+    assert "_announce_revoked" in Request.terminate.__code__.co_names
 
 
 @row("`Context.__dict__` has what the message said of `ignore_result`")

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar, copy_context
 
 from celery import chain, chord, group
+from celery.exceptions import Reject
 
 from celery_relock import LockedTask, locked
 from tests.support import Journal
@@ -56,6 +60,11 @@ def sends_for(name, way, account):
 @app.task(base=LockedTask, lock_key="nightly:{account}")
 def sends_for_under_lock(name, way, account):
     sends_for(name, way, account)
+
+
+@app.task
+def sends_chord(member, body):
+    chord([app.signature(member)], app.signature(body)).delay()
 
 
 @app.task
@@ -126,3 +135,49 @@ THREADS = {
 
 def _wait(sent):
     return sent.get(timeout=20, disable_sync_subtasks=False)
+
+
+# -- When a task ends otherwise than by its body --------------------------------------------------
+
+
+class Hooked(LockedTask):
+    abstract = True
+
+    def on_failure(self, exc, task_id, args, kwargs, einfo):
+        look.delay(f"{args[1]}-on_failure")
+
+
+def _end(how):
+    if how == "fails":
+        raise ValueError
+    if how == "is rejected":
+        raise Reject("", requeue=False)
+    if how == "exits":
+        raise SystemExit(2)
+    if how == "is killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(30)
+
+
+@app.task(base=Hooked, lock_key="work:{account}")
+def works(how, account):
+    _end(how)
+
+
+@app.task
+def works_without_lock(how, account):
+    _end(how)
+
+
+@app.task
+def called_back(request, exc, traceback):
+    """Celery calls it where it stores the failure: it has the request as its first argument."""
+    account = request.kwargs["account"] if "account" in request.kwargs else request.args[-1]
+    look(f"{account}-called")
+    look.delay(f"{account}-sent")
+
+
+@app.task(base=LockedTask, lock_key="callbacks")
+def called_back_under_lock(request, exc, traceback):
+    Journal.from_env().add("looked", name=called_back_under_lock.lock.name)
+    called_back(request, exc, traceback)
