@@ -471,7 +471,7 @@ def prefix_here() -> str | None:
     is the one whose body this context is of; and in a worker's main process the one that Celery
     ends there, and sends and calls error callbacks for.
     """
-    for request in (running_request(), *[each.request for each in inside.get()]):
+    for request in (running_request(), *[each.request for each in reversed(inside.get())]):
         if request is not None and (prefix := header_of(request).prefix) is not None:
             return prefix
     ended = parse(_ended_here.get())

@@ -94,6 +94,14 @@ def test_it_goes_into_a_thread_that_has_a_copy_of_the_context(m, account, how, t
     assert found == f"acme:account:{account}"
 
 
+@pytest.mark.parametrize("how", THREADS)
+def test_in_a_thread_the_innermost_body_says_it(m, account, how):
+    m.tenant.set("other:")
+    found = m.applies_for.delay("acme:", how, account).get(timeout=20)
+
+    assert found == f"acme:account:{account}"
+
+
 def _options(how):
     return {"is too long": {"time_limit": 1}, "has expired": {"expires": -1}}.get(how, {})
 

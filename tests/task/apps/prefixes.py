@@ -133,6 +133,23 @@ THREADS = {
 }
 
 
+@app.task(base=LockedTask, lock_key="batch:{account}")
+def looks_without_tenant(how, account):
+    tenant.set("")
+    return THREADS[how](account)
+
+
+@app.task(base=LockedTask, lock_key="nightly:{account}")
+def applies_for(name, how, account):
+    """What it applies is for another tenant than it is itself."""
+    token = tenant.set(name)
+    try:
+        applied = looks_without_tenant.apply((how, account))
+    finally:
+        tenant.reset(token)
+    return applied.get(disable_sync_subtasks=False)
+
+
 def _wait(sent):
     return sent.get(timeout=20, disable_sync_subtasks=False)
 
