@@ -157,7 +157,7 @@ def engine_of(app: Any) -> Engine:
 
 
 def where(app: Any) -> str:
-    """In which Redis the locks of an app are, by which setting, without a password. Raises as
+    """Where the locks of an app are, by which setting, without a password. Raises as
     `engine_of`."""
     from .engines import shown
 

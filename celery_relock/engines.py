@@ -92,7 +92,7 @@ def engine_without_locks() -> Engine:
 
 def shown(address: object) -> str:
     """An address of locks for people, without its password."""
-    return safe_url(address) if isinstance(address, str) else "that of a client"
+    return safe_url(address) if isinstance(address, str) else "the Redis of a client"
 
 
 def _in_this_process(url: str, namespace: str) -> Engine:

@@ -153,7 +153,7 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
                 "Start the worker in a thread of the tests (the fixture celery_worker)",
             )
         if enabled(w.app):
-            logger.info("the locks of this worker are in the Redis %s", where(w.app))
+            logger.info("the locks of this worker are in %s", where(w.app))
         else:
             logger.warning("relock_enabled=False: the tasks of this worker run without their locks")
         for watcher in self._watchers:

@@ -7,6 +7,8 @@ from typing import Any
 
 from celery.exceptions import Retry
 
+from celery_relock import LockedTask
+
 from .journal import Journal
 
 
@@ -32,6 +34,12 @@ class Overtaken:
     def on_retry(self, _exc: Any, _task_id: str, args: Any, kwargs: Any, _einfo: Any) -> None:
         attempts = self.request.headers["relock"].get("attempts", 0)
         Journal.from_env().add("retried", account=_account(args, kwargs), attempts=attempts)
+
+
+class OvertakenLocked(Overtaken, LockedTask):
+    """The same, of a locked task."""
+
+    abstract = True
 
 
 def _account(args: Any, kwargs: Any) -> str:

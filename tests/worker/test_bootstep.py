@@ -39,7 +39,7 @@ def test_a_threads_pool_refuses_at_its_start_what_it_cannot_interrupt(redis_url:
     [
         ({"relock_namespace": "shop"}, "redis://:***@there:1/2 (result_backend), namespace 'shop'"),
         ({"relock_url": "redis://here/3"}, "redis://here/3 (relock_url), namespace 'relock'"),
-        ({"relock_url": redis.Redis()}, "that of a client (relock_url), namespace 'relock'"),
+        ({"relock_url": redis.Redis()}, "the Redis of a client (relock_url), namespace 'relock'"),
     ],
 )
 def test_where_its_locks_are_is_said_by_the_setting_that_says_so(settings: Any, says: str):
@@ -51,7 +51,7 @@ def test_where_its_locks_are_is_said_by_the_setting_that_says_so(settings: Any, 
 def test_a_worker_says_in_its_log_where_its_locks_are(new_worker):
     running = new_worker("tests.worker.apps.reaping", concurrency=1)
     running.wait_for_log(
-        rf"the locks of this worker are in the Redis redis://\S+ \(relock_url\), "
+        rf"the locks of this worker are in redis://\S+ \(relock_url\), "
         rf"namespace '{running.namespace}'"
     )
 

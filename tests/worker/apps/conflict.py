@@ -9,7 +9,7 @@ from kombu import Exchange, Queue
 
 from celery_relock import LockedTask
 from tests.support import Journal, make_app
-from tests.support.overtaken import Overtaken
+from tests.support.overtaken import OvertakenLocked
 from tests.support.permits import holding
 from tests.support.without_broker import WithoutABroker
 
@@ -95,10 +95,6 @@ def comes_back(self, account):
 @app.task(base=LockedTask, bind=True, **RETRY, lock_max_wait=1.0)
 def comes_back_briefly(self, account):
     return waits(self, account, 0)
-
-
-class OvertakenLocked(Overtaken, LockedTask):
-    abstract = True
 
 
 @app.task(base=OvertakenLocked, lock_key=KEY)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from celery_relock import LockedTask
 from tests.support import Journal, make_app
-from tests.support.overtaken import Overtaken
+from tests.support.overtaken import OvertakenLocked
 
 app = make_app(
     __name__,
@@ -64,10 +64,6 @@ def comes_back_in_time(self, account):
 )
 def waits_for_redis_in_time(self, account):
     return work(self, account)
-
-
-class OvertakenLocked(Overtaken, LockedTask):
-    abstract = True
 
 
 @app.task(base=OvertakenLocked, lock_key="account:{account}", lock_on_unavailable="retry")
