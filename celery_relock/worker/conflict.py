@@ -317,15 +317,18 @@ def _warn_of_an_ancestor(attempt: Attempt, answer: Conflict | OtherAttempt) -> N
     except RelockError:
         return
     if holds:
+        # A line refuses what would let a holder's own calls overtake.
+        or_declare = "" if attempt.options.order else ", or declare lock_reentrant='descendants'"
         logger.warning(
             "%s[%s] waits for the lock %r, which its own ancestor %s holds. That is how children "
             "exclude each other. If the ancestor waits for this task, both wait until a time "
-            "limit: then call the task directly, or declare lock_reentrant='descendants'",
+            "limit: then call the task directly%s",
             *(
                 attempt.task.name,
                 attempt.message.id,
                 answer.name.removeprefix(LINE),
                 holds[0].label,
+                or_declare,
             ),
         )
 

@@ -30,11 +30,11 @@ def result_of(worker, task_id):
     return worker.module.app.AsyncResult(task_id).get(timeout=20)
 
 
-def wait_for_the_warning(worker, account, parent):
-    worker.wait_for_log(
-        rf"counts\[\S{{36}}\] waits for the lock .*{account}.* which its own "
-        rf"ancestor \S+\[{parent.id}\]"
-    )
+def wait_for_the_warning(worker, account, parent, task="counts"):
+    return worker.wait_for_log(
+        rf"{task}\[\S{{36}}\] waits for the lock .*{account}.* which its own "
+        rf"ancestor \S+\[{parent.id}\].*"
+    )[0]
 
 
 def everyone_in(result):
@@ -254,6 +254,15 @@ def test_of_a_child_that_waits_in_its_slot_the_warning_comes_before_the_wait(fam
     wait_for_the_warning(family, account, parent)
     family.journal.add(f"go {account}")
     result_of(family, parent.get(timeout=20))
+
+
+def test_the_warning_does_not_advise_what_a_task_with_an_order_cannot_declare(family, account):
+    parent = family.module.comes_in_order.delay(account, sends=True)
+    warning = wait_for_the_warning(family, account, parent, "comes_in_order")
+    [sent] = family.journal.wait_for("sent", account=account)
+    family.journal.add(f"go {account}")
+    result_of(family, sent["id"])
+    assert warning.endswith("then call the task directly")
 
 
 def test_children_that_do_not_wait_for_the_holder_are_not_warned_of(family, account):

@@ -270,6 +270,14 @@ def counts(account):
     app.backend.client.set(f"{app.conf.relock_namespace}:{account}", int(before or 0) + 1)
 
 
+@app.task(base=LockedTask, lock_key=KEY, lock_order="sent")
+def comes_in_order(account, sends=False):
+    """It may send another one, which comes behind it."""
+    if sends:
+        journal.add("sent", account=account, id=comes_in_order.delay(account).id)
+        journal.wait_for(f"go {account}", timeout=30)
+
+
 @app.task(base=LockedTask, lock_key=KEY)
 def sends_those_that_do_not_wait(account):
     for policy in ("drop", "raise"):

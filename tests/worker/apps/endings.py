@@ -116,14 +116,15 @@ def raises(self: Any, account: str) -> None:
     raise ValueError(account)
 
 
+# Celery sends the message, then stores RETRY: that would replace the end of a quicker retry.
 @ending(max_retries=1)
 def retries(self: Any, account: str) -> str:
     if go(self, account):
-        raise self.retry(countdown=0.6)
+        raise self.retry(countdown=1)
     return account
 
 
-@ending(autoretry_for=(KeyError,), max_retries=1, retry_backoff=False, default_retry_delay=0.2)
+@ending(autoretry_for=(KeyError,), max_retries=1, retry_backoff=False, default_retry_delay=1)
 def retries_by_itself(self: Any, account: str) -> str:
     if go(self, account):
         raise KeyError(account)

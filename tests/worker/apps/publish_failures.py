@@ -31,9 +31,16 @@ def work(self, account):
     return self.request.id
 
 
+def work_until_told(self, account):
+    """Ends when the test says so."""
+    ran = work(self, account)
+    journal.wait_for(f"end {account}", 30)
+    return ran
+
+
 @app.task(name="comes_back", base=Arrives, bind=True, lock_on_conflict="retry", max_retries=0)
 def comes_back(self, account):
-    return work(self, account)
+    return work_until_told(self, account)
 
 
 @app.task(
@@ -45,7 +52,7 @@ def comes_back(self, account):
     acks_late=True,
 )
 def comes_back_late(self, account):
-    return work(self, account)
+    return work_until_told(self, account)
 
 
 @app.task(
