@@ -37,6 +37,14 @@ _OF_CELERY = "celery."
 _SETTINGS = {f"relock_{name}": f"lock_{name}" for name in OPTION_NAMES}
 # Options that nobody has on a task for another purpose: written so, the prefix was forgotten.
 _WITHOUT_PREFIX = ("key", "dedup", "debounce", *(name for name in OPTION_NAMES if "_" in name))
+# What an option may be written as by mistake, in small letters and without `_`; and what
+# celery-once and celery-singleton call it.
+_MEANT = {
+    **{lock + name.replace("_", ""): name for name in OPTION_NAMES for lock in ("lock", "")},
+    "once": "dedup",
+    "uniqueon": "key",
+    "raiseonduplicate": "on_duplicate",
+}
 
 
 @dataclass(slots=True)
@@ -349,11 +357,14 @@ def _options(cls: Any, task: Any) -> dict[str, object]:
     written = {name: _as_written(inspect.getattr_static(cls, name), task) for name in names}
     own = {name: value for name, value in vars(task).items() if name.startswith(_PREFIX)}
     # What was given to a decorator is for nobody else.
-    given = vars(cls).keys() & OPTION_NAMES if "__wrapped__" in vars(cls) else set()
-    for name in sorted({*given, *filter(partial(hasattr, cls), _WITHOUT_PREFIX)}):
-        if _PREFIX + name not in names:
+    given = vars(cls).keys() if "__wrapped__" in vars(cls) else ()
+    for name in sorted({*dir(cls)} - {*names}):
+        plain = name.replace("_", "").lower()
+        option = _PREFIX + _MEANT.get(plain, "")
+        is_meant = plain.startswith("lock") or name in given or name in _WITHOUT_PREFIX
+        if option != _PREFIX and is_meant and option not in names:
             text = "task %s has %s=%.80r, which is no option of its lock. The option is %s"
-            logger.warning(text, task.name, name, getattr(cls, name), _PREFIX + name)
+            logger.warning(text, task.name, name, getattr(cls, name), option)
     return {**written, **own}
 
 

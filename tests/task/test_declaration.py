@@ -516,6 +516,25 @@ def test_an_option_without_its_prefix_is_told(app, caplog):
     )]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("written", "option"),
+    [
+        ("lockkey", "lock_key"),
+        ("LOCK_MAX_WAIT", "lock_max_wait"),
+        ("onConflict", "lock_on_conflict"),
+        ("once", "lock_dedup"),
+        ("unique_on", "lock_key"),
+        ("raise_on_duplicate", "lock_on_duplicate"),
+    ],
+)
+def test_an_option_that_is_written_in_another_way_is_told(app, caplog, written, option):
+    app.task(base=LockedTask, name="charge", shared=False, **{written: "x"})(charge)
+    app.finalize()
+    assert [each for each in caplog.messages if "is no option" in each] == [
+        f"task charge has {written}='x', which is no option of its lock. The option is {option}"
+    ]
+
+
 def test_a_class_without_a_name_that_is_not_registered_says_so(account):
     class Charge(LockedTask):
         lock_key = "account:{account}"
