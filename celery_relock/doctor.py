@@ -641,10 +641,9 @@ def _parked(
             if not (each.lock.startswith(DEBOUNCE) and workers and workers.told):  # see `_bursts`
                 of_others.add(each.task)
             continue
-        if is_known and each.queue and each.queue not in read:
-            beside = parking.channel(each.home, parking.resume_queue(each.queue))
-            if not engine.backend.consumed(beside):
-                unserved.setdefault(each.queue, each)
+        is_unread = is_known and each.queue and each.queue not in read
+        if is_unread and not engine.backend.consumed(parking.channel(each.home, each.queue)):
+            unserved.setdefault(each.queue, each)
     for queue, each in sorted(unserved.items()):
         yield Finding(
             "parked",

@@ -131,7 +131,7 @@ class Question:
 
     def _without_a_worker(self, text: str) -> str:
         """What is to be said of a parked message that no worker of this app gets."""
-        from ..worker.parking import channel, homes, resume_queue
+        from ..worker.parking import channel, homes
 
         if self.app is None or not text:
             return ""
@@ -142,7 +142,7 @@ class Question:
                 "; it was parked by another app, or for another broker: only a worker with that "
                 "broker_url and that app name resumes it"
             )
-        if not queue or self.consumed(channel(home, resume_queue(queue))):
+        if not queue or self.consumed(channel(home, queue)):
             return ""
         replies = _asked(self.app, "active_queues")
         if replies is None:

@@ -579,12 +579,12 @@ class Outbox(Sender):
             raise RelockError("its app is not one of this process")
         # A burst's message is nowhere else from now on, and a resume queue can be deleted.
         is_burst = message.name.startswith(DEBOUNCE)
-        beside = "" if is_burst or not found["queue"] else resume_queue(found["queue"])
-        taken = False
+        queue, beside = "" if is_burst else found["queue"], None
         with suppress(LockUnavailable, LockConfigError):  # where it came from is always right
-            taken = bool(beside) and self._consumed(channel(found["home"], beside))
+            if queue and self._consumed(channel(found["home"], queue)):
+                beside = resume_queue(queue)
         try:
-            publish(app, message.text, queue=beside if taken else None)
+            publish(app, message.text, queue=beside)
         except Exception:
             self._away.add(app)
             raise
@@ -606,8 +606,8 @@ def resume_queue(queue: str) -> str:
 
 
 def channel(home: str, queue: str) -> str:
-    """The key under which consumers of a resume queue are announced.
+    """The key under which consumers of the resume queue beside a queue are announced.
 
     The home is in it, as two brokers may have queues of the same name.
     """
-    return f"{home}:{queue}"
+    return f"{home}:{resume_queue(queue)}"

@@ -390,7 +390,7 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
                     self._end_consuming()  # RabbitMQ goes by what was said before that began
                 self._follow(wanted)
             # A worker without a slot counts, too: else the message would go behind the backlog.
-            self._tell(map(resume_queue, self._known.keys() & wanted.keys()))
+            self._tell(self._known.keys() & wanted.keys())
         except (*c.connection_errors, *c.channel_errors) as error:
             # The worker's own loop meets it too, and connects anew.
             logger.debug("the resume queues are not looked after: %s", error, exc_info=True)

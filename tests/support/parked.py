@@ -39,8 +39,8 @@ def is_consumed(worker: Any, queue: str = "") -> bool:
     """Whether a live worker consumes the resume queue beside a queue, by default the app's own."""
     app = worker.module.app
     engine = engine_here(app)
-    beside = parking.resume_queue(queue or app.conf.task_default_queue)
-    return engine.backend.consumed(parking.channel(parking.home(app), beside))
+    queue = queue or app.conf.task_default_queue
+    return engine.backend.consumed(parking.channel(parking.home(app), queue))
 
 
 def wait_until_parked(worker: Any, name: str, count: int = 1) -> None:
