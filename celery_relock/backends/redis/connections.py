@@ -254,12 +254,12 @@ class Connections:
         """Whether a connection leads to the server that commands must go to now."""
         return True
 
-    def close(self, idle_for: float = 0.0) -> None:
-        """Close the connections that were idle for so many seconds. Those in use stay open unless
-        their exchange fails."""
+    def close(self, idle_for: float = 0.0, most: float = math.inf) -> None:
+        """Close the connections that were idle for so many seconds, and of the other idle ones all
+        but the `most` that were used last. Those in use stay open unless their exchange fails."""
         now, idle = clock(), self._idle
         try:
-            while idle and now - idle[0][0] >= idle_for:
+            while idle and (len(idle) > most or now - idle[0][0] >= idle_for):
                 idle.popleft()[1].disconnect()
         except IndexError:  # another thread was faster
             return
@@ -284,13 +284,9 @@ class Connections:
         if within and new and not self._limit:
             link.disconnect()  # its timeouts are too short for the next caller
             return
-        now, idle = clock(), self._idle
-        idle.append((now, link))
-        try:
-            while len(idle) > MOST_IDLE or now - idle[0][0] > IDLE_FOR:
-                idle.popleft()[1].disconnect()
-        except IndexError:  # another thread was faster
-            return
+        self._idle.append((clock(), link))
+        if len(self._idle) > 1:
+            self.close(IDLE_FOR, MOST_IDLE)
 
 
 def _read(link: Any, within: float | None) -> Any:
