@@ -1628,12 +1628,11 @@ class MemoryBackend:
         with self._executes(_Command) as command:
             # Keep all places before any head gets in: else a head of this very call could look
             # dead. Answer last: an execution that wants several locks gets all of them at the last.
-            places = [command.keep_place(each) for each in renewals]
-            for beat, place in zip(renewals, places, strict=True):
+            pairs = [(each, command.keep_place(each)) for each in renewals]
+            for beat, place in pairs:
                 if place is not None:
                     command.get_in(command.lock(beat.name), place)
-            pairs = zip(renewals, places, strict=True)
-            return [command.beat_answer(beat, place) for beat, place in pairs]
+            return [command.beat_answer(*pair) for pair in pairs]
 
     def inspect(self, name: str, only: Sequence[str] = (), most: int = MOST_INSPECTED) -> LockState:
         with self._executes(_Command) as command:
