@@ -15,7 +15,7 @@ from functools import partial
 from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
-from .events import logger, wanted
+from .events import logger
 from .lease import LONG, Lease, State
 from .outage import Outage, Say
 from .platform import SideThread, Solo, anew_in_a_child, clock, native_lock
@@ -273,9 +273,8 @@ class KeepAlive:
 
 def _tell_unrenewed(leases: Sequence[Lease], reason: str) -> None:
     # Not in the keep-alive's thread: to ask whether it is logged can wait for who sets up logging.
-    if wanted("unrenewed"):
-        for lease in leases:
-            lease.tell("unrenewed", reason)
+    for lease in leases:
+        lease.tell("unrenewed", reason)
 
 
 def lose(lease: Lease, reason: str, say: Say = lambda call: call()) -> bool:
