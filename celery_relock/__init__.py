@@ -39,11 +39,14 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    # Loaded when first asked for: a client that only publishes needs neither redis-py nor scripts.
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name], __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # else a module that is not there passes for a name of any type
+
+    def __getattr__(name: str) -> Any:
+        # Loaded when first asked for: a client that only publishes needs neither redis-py nor
+        # scripts.
+        if name in _HOMES:
+            return getattr(import_module(_HOMES[name], __name__), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
