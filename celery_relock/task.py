@@ -155,14 +155,16 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         if carried := {name: said for name, said in own.items() if not name.startswith("debounce")}:
             options[OPTIONS] = carried
         publish: Callable[..., Any] = super().apply_async
-        if declared.rule.off or self.app.conf.task_always_eager:
+        of = declared.options
+        is_plain = of.dedup is None and of.order is None and not of.debounce
+        if is_plain or declared.rule.off or self.app.conf.task_always_eager:
             return publish(args, kwargs, **options)
         mark = None
-        if declared.options.order is not None:
+        if of.order is not None:
             publish = placer = order.Placer(self, declared, publish)
             mark = placer.mark
         sending = dedup.Sending(self, declared, publish, args, kwargs, options)
-        return debounce.send(sending) if declared.options.debounce else dedup.send(sending, mark)
+        return debounce.send(sending) if of.debounce else dedup.send(sending, mark)
 
     def apply(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
         """Run the task here and now, under its lock, as Celery's `apply`.
