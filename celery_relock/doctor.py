@@ -482,8 +482,8 @@ class _Workers:
     def ask(cls, app: Any, timeout: float, findings: list[Finding]) -> _Workers | None:
         """Ask all workers. None, and a finding, if they cannot be asked."""
         try:
-            asks = broker.has_remote_control(app)
-            stats = (asks and app.control.inspect(timeout=timeout).stats()) or {}
+            control = broker.remote_control(app)
+            stats = (control and control.inspect(timeout=timeout).stats()) or {}
             # Now the number of workers is known, so these calls end without the timeout.
             inspect = app.control.inspect(timeout=timeout, limit=len(stats))
             tasks = (stats and inspect.registered()) or {}

@@ -412,8 +412,12 @@ def _revoke(app: Any, request: Any, is_out: bool) -> None:
 
 
 def _tell_workers(app: Any, task_id: str) -> None:
+    from ..worker.broker import remote_control
+
     try:
-        app.control.revoke(task_id)
+        control = remote_control(app)
+        if control is not None:
+            control.revoke(task_id)
     except Exception as error:  # noqa: BLE001  # whatever a broker's client raises
         logger.warning("Cannot tell the workers that %s is revoked: %s", task_id, error)
 

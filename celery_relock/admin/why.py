@@ -526,12 +526,13 @@ def _ask_workers(app: Any, task_id: str) -> tuple[_Reply | None, bool]:
 
 def _asked(app: Any, question: str, *args: Any) -> dict[str, Any] | None:
     """The answers of the workers, by worker; None if they cannot be asked."""
-    from ..worker.broker import has_remote_control
+    from ..worker.broker import remote_control
 
     try:
-        if not has_remote_control(app):  # on SQS it would make a queue for their answers
+        control = remote_control(app)
+        if control is None:
             return None
-        return getattr(app.control.inspect(timeout=_WORKERS), question)(*args) or {}
+        return getattr(control.inspect(timeout=_WORKERS), question)(*args) or {}
     except Exception as error:  # noqa: BLE001  # whatever a broker's client raises
         logger.warning("Cannot ask the workers: %s", error)
         return None

@@ -23,24 +23,42 @@ def is_amqp(connection: Any) -> bool:
 
 
 def has_remote_control(app: Celery) -> bool:
-    """Whether the workers of an app can hear and answer remote control; not on SQS."""
+    """Whether the workers of an app can hear and answer remote control; not on SQS, where to ask
+    would make a queue for their answers."""
     with app.connection_for_write() as connection:
         return bool(app.conf.worker_enable_remote_control) and bool(
             connection.supports_exchange_type("fanout")
         )
 
 
+def remote_control(app: Celery) -> Any:
+    """Celery's remote control of the workers of an app; None if they do not hear it.
+
+    Raises:
+        Exception: the broker cannot be reached; whatever its client raises. At once, where Celery
+            tries for six seconds.
+    """
+    if not has_remote_control(app):
+        return None
+    _reach(app)
+    return app.control
+
+
 def answers(app: Celery) -> bool:
     """Whether its broker can be reached."""
     try:
-        with app.connection_for_write(connect_timeout=_CONNECTING) as connection:
-            # Each of its hosts once.
-            connection.ensure_connection(
-                max_retries=len(connection.alt) or 1, interval_start=0, interval_step=0
-            )
+        _reach(app)
     except Exception:  # noqa: BLE001  # whatever the broker's client raises
         return False
     return True
+
+
+def _reach(app: Celery) -> None:
+    with app.connection_for_write(connect_timeout=_CONNECTING) as connection:
+        # Each of its hosts once.
+        connection.ensure_connection(
+            max_retries=len(connection.alt) or 1, interval_start=0, interval_step=0
+        )
 
 
 # The process whose connections to the broker are those in the pools of its apps. What a body forks

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 import uuid
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -709,6 +710,30 @@ def test_a_call_whose_workers_cannot_be_told_is_cancelled_all_the_same(
         assert Locks(app).cancel(lost.id)
     assert f"Cannot tell the workers that {lost.id} is revoked" in caplog.text
     assert locks.cancel(lost.id) is False
+
+
+def test_a_broker_that_is_away_is_asked_no_longer_than_it_takes_to_see_that(
+    caplog: pytest.LogCaptureFixture, namespace: str, redis_url: str
+) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as refuses,
+        Celery("away", set_as_current=False) as app,
+    ):
+        came: list[socket.socket] = []
+
+        def refuse() -> None:
+            with suppress(OSError):  # the test has ended
+                while True:
+                    came.append(refuses.accept()[0])
+                    came[-1].close()
+
+        threading.Thread(target=refuse, daemon=True).start()
+        app.conf.broker_url = f"redis://127.0.0.1:{refuses.getsockname()[1]}/0"
+        app.conf.update(relock_url=redis_url, relock_namespace=namespace)
+        assert Locks(app).why("unknown").state == "unknown"
+        refuses.shutdown(socket.SHUT_RDWR)
+    assert "Cannot ask the workers" in caplog.text
+    assert len(came) == 2  # left to itself, Celery comes three times, in six seconds
 
 
 def test_the_calls_of_an_order_are_counted_when_their_message_waits_for_its_turn(
