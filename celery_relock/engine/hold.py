@@ -179,12 +179,21 @@ class Hold:
     def lost_error(self) -> LockLost:
         """The error that says which lock was lost, and since when nothing renewed it."""
         share = next((share for share in self._shares if share.lease.lost), self._shares[0])
-        ago = clock() - share.lease.renewed
-        why = f"{share.lease.lost_by}; " if share.lease.lost_by else ""
+        which = f"the lock {share.name!r} (fence {share.fence})"
+        if share.lease.is_here():
+            ago = clock() - share.lease.renewed
+            why = f"{share.lease.lost_by}; " if share.lease.lost_by else ""
+            text = (
+                f"{which} was lost: {why}its last renewal was {ago:.1f} s ago. Another task might "
+                "hold it now: do not write without comparing the fencing token"
+            )
+        else:
+            text = (
+                f"{which} is held by process {share.lease.pid} alone, if it still is. This process "
+                "was forked from it, and holds nothing: look at the lock there"
+            )
         return LockLost(
-            f"the lock {share.name!r} (fence {share.fence}) was lost: {why}its last renewal was "
-            f"{ago:.1f} s ago. Another task might hold it now: do not write without comparing the "
-            "fencing token",
+            text,
             name=share.name,
             owner=self.owner,
             remaining=0.0,

@@ -71,7 +71,7 @@ def by_name(
     """
     positional: list[str] = []
     by_keyword: list[str] = []
-    takes_all = False
+    takes_all, takes_any = False, ""
     try:
         parameters = read_signature(function).parameters
     except (TypeError, ValueError) as error:
@@ -83,7 +83,9 @@ def by_name(
         kind = parameter.kind
         if kind == parameter.VAR_KEYWORD:
             takes_all = True
-        elif kind != parameter.VAR_POSITIONAL:
+        elif kind == parameter.VAR_POSITIONAL:
+            takes_any = name
+        else:
             (positional if kind == parameter.POSITIONAL_ONLY else by_keyword).append(name)
             if known is not None and name not in known and parameter.default is parameter.empty:
                 hint = suggestion(name, known)
@@ -91,6 +93,11 @@ def by_name(
                     f"{where} wants {name!r}, which the task does not take."
                     + (_HOW_TO_GET_SELF if name in ("self", "cls") else hint)
                 )
+    if takes_any and not takes_all:  # with `**kwargs`, as a decorator has both, it gets all
+        raise LockConfigError(
+            f"{where} has *{takes_any}, which would always be empty: it gets the task's arguments "
+            "by their names. Name those that it needs, or take **kwargs for all of them."
+        )
     # What a partial has fixed by keyword looks like a default, and is meant to stay.
     fixed = function.keywords if isinstance(function, partial) else ()
     skipped = {*fixed, *positional}

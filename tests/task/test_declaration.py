@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -191,6 +192,7 @@ def test_a_worker_takes_a_task_with_an_option_set_afterwards_for_a_locked_one(wo
         ({"lock_on_conflict": "wat"}, "task charge: lock_on_conflict='wat'"),
         ({"lock_key": "account:{acount}"}, "charge.*acount.*account"),
         ({"lock_key": lambda acount: ""}, "charge.*acount"),
+        ({"lock_key": lambda *args: ""}, r"charge.*lock_key .*has \*args, .*always be empty"),
         ({"lock_key": 7}, "charge.*lock_key.*7"),
         ({"lock_owner": 7}, "task charge: lock_owner=7"),
         ({"lock_owner": lambda: "x"}, "task charge: lock_owner=.*callable of the request"),
@@ -285,6 +287,38 @@ def test_a_body_that_re_entered_its_lock_is_interrupted_when_that_is_lost(app, a
 
     app.finalize()
     assert outer(account) == "went on"
+
+
+def test_a_callable_that_a_decorator_has_wrapped_gets_all_arguments_by_their_names(app, account):
+    def wrapped(*args, **kwargs):
+        return f"account:{args}{kwargs}"
+
+    app.task(base=LockedTask, bind=True, name="charge", lock_key=wrapped)(charge_for)
+    app.finalize()
+    assert app.tasks["charge"].lock_for(account).name == f"account:(){{'account': {account!r}}}"
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_what_a_body_forks_is_told_that_its_parent_has_the_lock(app, account):
+    @app.task(base=LockedTask, bind=True, name="forks", lock_key="account:{account}")
+    def forks(self, account):
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                self.lock.check()
+            except LockLost as error:
+                os.write(write, str(error).encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        os.close(write)
+        self.lock.check()
+        with os.fdopen(read) as said:
+            return said.read()
+
+    app.finalize()
+    assert forks(account).startswith(f"the lock 'account:{account}' (fence ")
+    assert f"is held by process {os.getpid()} alone" in forks(account)
 
 
 def test_without_locks_there_is_none_to_lose_in_whatever_thread(app, account):
