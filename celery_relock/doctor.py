@@ -31,6 +31,7 @@ from .settings import (
     SETTINGS,
     backend_settings,
     enabled,
+    name_prefix,
     plain_names,
     read_by_tasks,
     visibility_timeout,
@@ -453,7 +454,8 @@ def _namespaces(memory: Memory | None, is_known: bool) -> Iterator[Finding]:
             f"in this database there are other namespaces, too: {others}",
             "Processes with different namespaces do not exclude each other.",
             "If one of them is a web process or a script of this program, give it "
-            "relock_namespace, or the namespace= of its Lock.",
+            "relock_namespace, or the namespace= of its Lock. If this program has had another one, "
+            "what is parked there waits for a worker that has it still.",
         )
 
 
@@ -589,7 +591,24 @@ def _compared(
             "If this is another Redis, or another database, the two do not exclude each other.",
             "Give both the same relock_url.",
         )
+    there, here = told.get("prefix"), _prefix(app)
+    if None not in (there, here) and there != here:
+        yield Finding(
+            "workers",
+            WARNING,
+            f"the worker {name} has relock_prefix={there}, and here it is {here}",
+            "A call whose sender has no prefix gets that of the worker that runs it: then the two "
+            "do not exclude each other.",
+            "Give both the same relock_prefix, and restart them.",
+        )
     yield from _of_tasks(name, told, registered, app)
+
+
+def _prefix(app: Any) -> str | None:
+    try:
+        return key_of(name_prefix(app))
+    except LockConfigError:
+        return None  # told where the tasks are loaded
 
 
 def _of_tasks(name: str, told: _Told, registered: set[str], app: Any) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -149,6 +150,7 @@ def name_prefix(app: Any) -> str | Callable[[], str]:
     if not callable(value):
         return _text(app.conf, "relock_prefix") or ""
 
+    @wraps(value)
     def prefix() -> str:
         made = called("settings: the callable in relock_prefix", value)
         if isinstance(made, str):

@@ -483,7 +483,9 @@ class _Stored(NamedTuple):
             f"{work} had to wait for the lock {lock!r} {since} ago, and Redis has nothing of it "
             "any more: its message is on its way through the broker, "
             + ("" if answered else "or in a worker that does not answer, ")
-            + "or was lost with the data of Redis. If it stays so, send the task again",
+            + "or is parked elsewhere (relock_url or relock_namespace was another one then, and "
+            "only a worker that has it still resumes it), or was lost with the data of Redis. If "
+            "it was lost, send the task again",
             lock,
         )
 

@@ -9,7 +9,7 @@ import redis
 
 from ..declaration import engine_of, locked_tasks
 from ..errors import RelockError
-from ..settings import backend_settings
+from ..settings import backend_settings, name_prefix
 from ..version import __version__
 from . import company, parking
 
@@ -26,6 +26,7 @@ def report(app: Any) -> dict[str, Any]:
         "home": parking.home(app),
     }
     try:
+        told["prefix"] = key_of(name_prefix(app))
         backend = engine_of(app).backend
         told |= {"namespace": backend_settings(app).namespace, "backend": backend.id}
     except RelockError as error:
@@ -34,7 +35,8 @@ def report(app: Any) -> dict[str, Any]:
 
 
 def key_of(key: Any) -> str:
-    """A `lock_key` or `lock_limit` as text, the same in each process: of a function its name."""
+    """A `lock_key`, a `lock_limit` or `relock_prefix` as text, the same in each process: of a
+    function its name."""
     if isinstance(key, Mapping):
         return f"{{{', '.join(f'{key_of(part)}: {key_of(each)}' for part, each in key.items())}}}"
     if isinstance(key, list | tuple):

@@ -368,6 +368,7 @@ def test_why_says_that_a_parked_task_is_lost(
 
     assert (why.state, why.lock) == ("lost", key), why
     assert f"had to wait for the lock '{key}' " in why.sentence
+    assert "relock_url or relock_namespace was another one then" in why.sentence
     assert "send the task again" in why.sentence
     worker.module.app.backend.mark_as_revoked(parked)  # `held` waits for its end
 

@@ -464,6 +464,19 @@ def test_workers_whose_locks_are_elsewhere_or_named_otherwise(worker):
     assert "another address" in only(of_workers(moved), "workers").what
 
 
+def test_a_worker_with_another_prefix(worker):
+    other = _import_afresh(APP, worker.settings).app
+    other.conf.relock_prefix = _tenant
+    finding = only(of_workers(other), "workers")
+    assert finding.severity == "warning"
+    what = f"the worker {worker.node} has relock_prefix='', and here it is {__name__}._tenant"
+    assert finding.what == what
+
+
+def _tenant():
+    return ""
+
+
 def test_a_worker_of_another_program_may_have_another_namespace(worker):
     other = Celery("other", set_as_current=False)
     names = ("broker_url", "result_backend", "broker_transport_options", "relock_url")
