@@ -9,7 +9,7 @@ import sys
 import threading
 import weakref
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeAlias, TypeVar
 
 from redis.exceptions import LockError, LockNotOwnedError
 
@@ -220,6 +220,12 @@ class NamedLock(Generic[Client]):
             )
         )
         self.local: Any = self._own() if thread_local else GripOfAll()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"the lock {self.name!r} cannot be pickled or copied: what it holds is this process's. "
+            "Send its name, and make a Lock there"
+        )
 
     # What each has in its own way. The texts are for both; a coroutine returns when it is awaited.
 
@@ -457,6 +463,7 @@ class NamedLock(Generic[Client]):
 
     def _claim(self, token: Token, outer: Lease | None, wait: float | None) -> Claim:
         execution_id = ids.new_id() if token is None else ids.short(as_text(token, "a token"))
+        within = work() if in_task() else None
         owner = self._owner or (outer.claim.owner if outer else workflow() if in_task() else None)
         return Claim(
             execution_id=execution_id,
@@ -466,7 +473,8 @@ class NamedLock(Generic[Client]):
             names=(self.name,),
             limits=(self._limit,),
             lease=DEFAULT_LEASE if self.timeout is None else float(self.timeout),
-            label=label_of("Lock"),
+            # Who looks at the lock finds the task, and who asks for the task finds the lock.
+            label=label_of("Lock", within.id if within else ""),
             by_owner=self._owner is not None,
             # The outer holder used another client: the server finds its hold by its execution.
             ancestors=(outer.claim.execution_id,) if outer else (),

@@ -490,13 +490,18 @@ CALL_OPTIONS = (
 )
 
 
+# What redis-py's `Lock` calls an option.
+_OF_REDIS_PY = {"timeout": "ttl", "blocking_timeout": "max_wait", "name": "key"}
+
+
 def unknown(written: str, prefix: str, others: tuple[str, ...] = ()) -> str:
     """The sentence about an unknown option, with the most similar name, or all names."""
     from difflib import get_close_matches
 
     names = (*others, *OPTION_NAMES)
     rest = written.removeprefix(prefix)
-    close = get_close_matches(rest.lower().removeprefix("lock_"), names, n=1)
+    plain = rest.lower().removeprefix("lock_")
+    close = get_close_matches(_OF_REDIS_PY.get(plain, plain), names, n=1)
     spelt = [prefix + (name.upper() if rest.isupper() else name) for name in close or names]
     hint = f"Did you mean {spelt[0]}?" if close else f"There are: {', '.join(spelt)}."
     return f"there is no option {written}. {hint}"

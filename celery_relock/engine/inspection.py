@@ -30,8 +30,8 @@ class Holder(Plain):
         token: the fencing token of its permit. Holders with the same token share the permit.
         owner: who can re-enter, usually the id of the workflow.
         execution_id: the id of the execution.
-        task: the task's name; "Lock" for a `Lock` outside of tasks; "" if it is not known.
-        task_id: the task's id; "" outside of tasks.
+        task: the task's name; "Lock" for a `Lock`; "" if it is not known.
+        task_id: the task's id, also of a `Lock` in its body; "" outside of tasks.
         host: the host of the process; "" if it is not known.
         pid: the id of the process; 0 if it is not known.
         since: when the permit began, in seconds since the epoch, by the server's clock. For a

@@ -774,6 +774,19 @@ def test_a_call_that_runs_in_its_order_is_not_cancelled(
     assert runs.get(timeout=20) is None
 
 
+def test_of_a_lock_in_the_body_of_a_task_the_task_is_told(
+    worker: Worker, locks: Locks, key: str
+) -> None:
+    sent = worker.module.by_hand.delay(key)
+    worker.journal.wait_for(f"inside {key}")
+    (holder,) = locks.get(key).holders
+    assert (holder.task, holder.task_id) == ("Lock", sent.id)
+    assert locks.why(sent.id).sentence.startswith(f"Lock[{sent.id}] has held the lock '{key}' for")
+    assert [each.task_id for each in locks.release(key, sent.id)] == [sent.id]
+    worker.journal.add(f"go {key}")
+    sent.get(timeout=20, propagate=False)
+
+
 def test_an_id_with_brackets_is_told_whole(worker: Worker, locks: Locks, key: str) -> None:
     sent = worker.module.hold.apply_async((key,), task_id=f"hold[{key}]")
     worker.journal.wait_for(f"inside {key}")

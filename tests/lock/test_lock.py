@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import os
 import pickle
@@ -281,14 +282,20 @@ def test_what_the_block_raises_stands_though_the_lock_was_lost(lock: MakeLock) -
         block()
 
 
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_lock_is_not_copied_and_says_what_to_do_instead(lock: MakeLock, copied: Any) -> None:
+    with pytest.raises(TypeError, match=r"the lock 'a' cannot be pickled or copied: .* its name"):
+        copied(lock())
+
+
 @pytest.mark.parametrize("kind", [LockNotAcquired, LockNotTaken, LockNotOwned])
 def test_the_errors_pickle_with_all_they_know(kind: type[Any]) -> None:
     error = kind("text", name="a", owner="flow", remaining=1.5)
-    for copy in (pickle.loads(pickle.dumps(error)), kind(*error.args)):
-        assert type(copy) is kind
-        assert copy.reason == "text"
-        assert (copy.name, copy.owner, copy.remaining) == ("a", "flow", 1.5)
-        assert copy.lock_name == "a"
+    for again in (pickle.loads(pickle.dumps(error)), kind(*error.args)):
+        assert type(again) is kind
+        assert again.reason == "text"
+        assert (again.name, again.owner, again.remaining) == ("a", "flow", 1.5)
+        assert again.lock_name == "a"
 
 
 @pytest.mark.parametrize("renew", [False, True])

@@ -156,6 +156,8 @@ def test_a_bad_app_wide_default_is_told_by_the_name_of_its_setting() -> None:
         ("lock_onconflict", "lock_on_conflict"),
         ("lock_on_duplicates", "lock_on_duplicate"),
         ("lock_maxwait", "lock_max_wait"),
+        ("lock_timeout", "lock_ttl"),
+        ("lock_blocking_timeout", "lock_max_wait"),
     ],
 )
 def test_an_unknown_option_is_refused_and_the_right_one_suggested(written: str, meant: str) -> None:

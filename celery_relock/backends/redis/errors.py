@@ -117,7 +117,9 @@ _ARGUMENTS = re.compile(r",? with args beginning with:.*", re.DOTALL)
 # The attribute of an error that names the failed connection: timeouts do not name it.
 _ADDRESS = "relock_address"
 _SPEAKS_TLS = ". If this port speaks TLS, the URL has to begin with rediss://"
-_SPEAKS_NO_TLS = ". If this port speaks no TLS, the URL has to begin with redis://"
+_SPEAKS_NO_TLS = (
+    ". If this port speaks no TLS, the URL has to begin with redis://, without relock_use_ssl"
+)
 
 
 def note_address(error: BaseException, link: Any, heard: bool) -> None:

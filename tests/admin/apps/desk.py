@@ -6,7 +6,7 @@ import sys
 
 from celery import chain
 
-from celery_relock import LockedTask, locked
+from celery_relock import Lock, LockedTask, locked
 from tests.support import Journal, make_app
 
 KEY = "{key}"
@@ -25,6 +25,13 @@ def hold(self, key):
     journal.add(f"inside {key}", id=self.request.id)
     stand(key)
     return self.lock.lost
+
+
+@app.task
+def by_hand(key):
+    with Lock(app.conf.relock_url, key, namespace=app.conf.relock_namespace):
+        journal.add(f"inside {key}")
+        stand(key)
 
 
 @app.task(base=LockedTask, lock_key="outer {key}")
