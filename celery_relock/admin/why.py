@@ -88,6 +88,7 @@ class Question:
                 else "and no result of it was found"
             )
             + ". It might have ended, or wait in the broker, or in a worker that does not answer, "
+            + "or be lost with a worker that is gone (with acks_late its message comes again), "
             + "or be a later step of a workflow, which is sent when those before it have ended, or "
             + f"was sent elsewhere, or was {self._marked() or 'never sent'}"
             + ("" if self.app else "; with an app, its result and its workers are asked, too"),
@@ -275,8 +276,8 @@ class Question:
                     copy = any(each.execution_id == holder.execution_id for each in lock.waiters)
                     sentence = (
                         f"{_has(holder, _called(lock.name), lock)}{_where(holder)}; its "
-                        f"lease has {holder.lease_left:.0f} s left and is renewed while the "
-                        "process lives"
+                        f"lease has {holder.lease_left:.0f} s left, and is renewed each third of "
+                        "lock_ttl unless the process is stopped or cut off"
                         + ("; a copy of its message waits until it has ended" if copy else "")
                     )
                     return Why(self.task_id, "holds", sentence, lock.name, 0, lock.holders)
