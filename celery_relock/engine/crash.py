@@ -28,7 +28,7 @@ from . import events
 from .events import logger
 from .outage import Outage
 from .platform import anew_in_a_child, for_with, fork_gate
-from .protocol import KEPT, LINE, MARKER, Backend, Release, Successor
+from .protocol import KEPT, LINE, MARKER, MAY_COME, Backend, Release, Successor
 
 if TYPE_CHECKING:
     from mmap import mmap
@@ -426,7 +426,7 @@ class Reaper:
                     is_foreign = True
                     continue
                 if not entry.names:
-                    remember = 0.0 if entry.keep == FORGET else None
+                    remember = MAY_COME if entry.keep == FORGET else None
                     attempt = "" if entry.attempt_id == KEPT else entry.attempt_id
                     self._parking.withdraw(entry.execution_id, remember, attempt)
                     continue

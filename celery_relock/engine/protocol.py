@@ -62,9 +62,9 @@ class Backend(Protocol):
 
     def withdraw(self, execution_id: str, remember: float, attempt_id: str = "") -> bool:
         """Take a parked message, or the place of a call whose message has not come, out of its
-        queues for good; the execution counts as ended, unless `remember` is 0. False if there is
-        none. With `attempt_id` this is for that attempt alone: a message that another one has
-        parked, and that was not handed out since, stays."""
+        queues for good; the execution counts as ended, unless `remember` is `MAY_COME`. False if
+        there is none. With `attempt_id` this is for that attempt alone: a message that another one
+        has parked, and that was not handed out since, stays."""
 
     def arrived(self, execution_ids: Sequence[str], seconds: float) -> None:
         """A worker has received these messages, which were parked, and has no slot for them yet:
@@ -219,6 +219,8 @@ class Ended(NamedTuple):
 
 #: For how many seconds an execution that has ended is remembered. An app may say otherwise.
 REMEMBER = 4200.0
+#: For how many seconds an execution is remembered that ends here, and whose message may come again.
+MAY_COME = 0.0
 #: For how many seconds an attempt stays refused after it ended, when a copy of its claim may still
 #: come.
 REMEMBER_ATTEMPT = 60.0

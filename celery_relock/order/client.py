@@ -21,7 +21,7 @@ from ..engine import ids
 from ..engine.crash import journal, kept_for
 from ..engine.events import label_of, logger
 from ..engine.interrupt import is_thrown_in
-from ..engine.protocol import LINE, Claim, Conflict, PlaceRequest
+from ..engine.protocol import LINE, MAY_COME, Claim, Conflict, PlaceRequest
 from ..errors import LockConfigError, LockUnavailable, RelockError
 from ..naming.names import Misfit
 from ..worker.delivery import Delivery
@@ -72,7 +72,7 @@ class Placer:
                 journal.remove(own)
                 # Not as one that has ended: the message may be out all the same.
                 with suppress(RelockError):
-                    end_unexecuted(engine_of(self._declared.app), [LINE + name], own, 0)
+                    end_unexecuted(engine_of(self._declared.app), [LINE + name], own, MAY_COME)
             raise
 
     def _take_if_can(self, name: str, options: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ from ..engine.engine import Engine
 from ..engine.events import LockEvent, logger
 from ..engine.hold import Body, MakeHold
 from ..engine.lease import Lease
-from ..engine.protocol import COMES_AGAIN, LINE, Successor
+from ..engine.protocol import COMES_AGAIN, LINE, MAY_COME, Successor
 from ..errors import RelockError
 from ..worker.beside import HeldBeside
 from ..worker.conflict import Attempt, lease_of, obtain, release
@@ -50,7 +50,7 @@ def around(execution: Execution, body: Body) -> Any:
     if reentrancy.holding(engine.backend, name) is not None:
         # The step of a workflow lock: the line would wait for the workflow, and it for the line.
         with suppress(RelockError):
-            end_unexecuted(engine, [LINE + name], header.execution_id, 0)
+            end_unexecuted(engine, [LINE + name], header.execution_id, MAY_COME)
         return locked(_telling(body, False))
     if header.order is None and header.parked_at:
         # For the lock itself, before the task had an order. It keeps its place there: at the end of
@@ -170,7 +170,7 @@ class _HeldLine(HeldBeside):
         if is_fine and not over and not is_requeued(self.task, error) and to is None:
             # Its message is rejected. If the broker brings it back, it is to run, and comes late.
             with suppress(RelockError):
-                end_unexecuted(self.engine, [LINE + self.name], header.execution_id, 0)
+                end_unexecuted(self.engine, [LINE + self.name], header.execution_id, MAY_COME)
 
     def _successor(self, error: BaseException | None) -> Successor | None:
         me, gap = self.lease.claim.execution_id, self.options.order_gap

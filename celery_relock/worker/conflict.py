@@ -41,6 +41,7 @@ from ..engine.lease import Lease, State
 from ..engine.protocol import (
     COOLDOWN,
     LINE,
+    MAY_COME,
     Claim,
     Conflict,
     Deadlocked,
@@ -242,7 +243,7 @@ def end_waiting(attempt: Attempt, error: Exception | None) -> None:
     if attempt.message is not None and attempt.lease.state is not State.HELD:
         claim, remember = attempt.lease.claim, remember_unlocked(attempt, error)
         # It may come again before this is done, and be parked then.
-        of = claim.attempt_id if remember == 0.0 else ""
+        of = claim.attempt_id if remember == MAY_COME else ""
         withdraw_later(attempt.engine, claim.execution_id, remember, of)
 
 

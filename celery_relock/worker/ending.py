@@ -27,7 +27,7 @@ from ..engine.crash import FORGET, kept_for
 from ..engine.engine import Engine
 from ..engine.events import logger
 from ..engine.lease import Lease
-from ..engine.protocol import KEPT, REMEMBER_ATTEMPT, EndedAs, Release
+from ..engine.protocol import KEPT, MAY_COME, REMEMBER_ATTEMPT, EndedAs, Release
 from ..errors import RelockError
 from ..naming.names import Misfit
 from ..options import LockOptions
@@ -58,7 +58,7 @@ def is_acknowledged(task: Any, error: BaseException | None) -> bool:
 def remember_for(task: Any, error: BaseException | None) -> float | None:
     """For how many seconds to remember an execution that ends with this error, as `end_unexecuted`
     takes it: not at all if its message is rejected, as it may be brought back."""
-    return None if is_acknowledged(task, error) else 0.0
+    return None if is_acknowledged(task, error) else MAY_COME
 
 
 def _acknowledges(task: Any, error: BaseException) -> bool:
@@ -141,7 +141,7 @@ def remember_unlocked(attempt: Attempt, error: Exception | None) -> float | None
     A body whose message is acknowledged late may die, and then that is to run again.
     """
     is_last = not attempt.task.acks_late if error is None else is_over(attempt, error)
-    return None if is_last else 0.0
+    return None if is_last else MAY_COME
 
 
 def call_off(attempt: Attempt) -> None:
@@ -186,7 +186,7 @@ def end_unexecuted(
 
     Args:
         remember: for how many seconds copies of it are told that it has ended; by default the
-            engine's. With 0 it may come all the same.
+            engine's. With `MAY_COME` none are, and it may come all the same.
         is_left: what is kept for it is a hold, which who has sent it leaves to it, perhaps later.
 
     Raises:
@@ -230,7 +230,7 @@ def withdraw_later(
     """Take a message out of its queues for good; not here, as Redis can be silent. `remember` as
     for `Parking.withdraw`. `attempt_id`: of whom, if the message may come again, see `Backend`."""
     kept = kept_for(engine.backend, execution_id)
-    if remember == 0.0:
+    if remember == MAY_COME:
         kept = kept._replace(keep=FORGET, attempt_id=attempt_id or KEPT)
     withdraw = partial(engine.parking.withdraw, execution_id, remember, attempt_id)
     engine.later.add(withdraw, kept)

@@ -25,6 +25,7 @@ from ..declaration import engine_of
 from ..dedup import worker as dedup
 from ..engine.engine import Engine
 from ..engine.events import logger
+from ..engine.protocol import MAY_COME
 from ..errors import LockConfigError, RelockError
 from ..order import worker as order
 from ..workflow import steps
@@ -79,7 +80,7 @@ def comes_again(app: Any, request: Any, task: Any) -> None:
     execution has ended: what is remembered of its end is forgotten, as the message may be brought
     back, and then it is to run."""
     own = (_end_own, "the memory of %s: if it comes again, it is taken for a late copy")
-    # For a millisecond: with 0 the memory that is there would stay.
+    # For a millisecond: with `MAY_COME` the memory that is there would stay.
     clear_away(app, request, task, (own, *_BUT_PARKED), remember=0.001, began=True)
 
 
@@ -163,7 +164,7 @@ def _retried_lost(sender: Any = None, request: Any = None, reason: Any = None, *
     is_cancelled = reason is None and not sender.acks_late and not header_of(request).parked_at
     if (is_lost or is_cancelled) and not has_begun(request) and is_ours(sender, request):
         # One that is cancelled may have just been parked.
-        remember = 0.0 if is_cancelled else None
+        remember = MAY_COME if is_cancelled else None
         clear_soon(sender.app, request, sender, remember=remember, began=True)
 
 

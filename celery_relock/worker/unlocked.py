@@ -21,7 +21,7 @@ from ..declaration import engine_of
 from ..engine import ids
 from ..engine.events import label_of, logger
 from ..engine.lease import QuietLease
-from ..engine.protocol import Claim, Ended
+from ..engine.protocol import MAY_COME, Claim, Ended
 from ..errors import RelockError
 from . import leftovers
 from .conflict import release
@@ -60,7 +60,7 @@ def alone(task: Any, message: Any) -> Iterator[None]:
                 raise Late("is a late copy of an execution that has ended")
         # If its process dies, it comes again, perhaps where its task has a lock.
         of = leftovers.BEFORE_MARKER
-        leftovers.clear_away(task.app, message, leftovers=of, remember=0.0)
+        leftovers.clear_away(task.app, message, leftovers=of, remember=MAY_COME)
         yield
     except BaseException as raised:
         error = raised
@@ -76,7 +76,7 @@ def _discarded(sender: Any = None, message: Any = None, **_: Any) -> None:
     header = parse((message.headers or {}).get(HEADER))
     if header is not None and header.has_any_leftovers:
         # It was rejected, and may be brought back, also to a worker that knows its task.
-        leftovers.clear_soon(sender.app, Context(message.headers), remember=0.0)
+        leftovers.clear_soon(sender.app, Context(message.headers), remember=MAY_COME)
 
 
 def note_unreadable(consumer: Any) -> None:

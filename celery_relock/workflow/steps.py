@@ -31,7 +31,7 @@ from ..engine import events, ids, reentrancy
 from ..engine.crash import journal
 from ..engine.engine import Engine
 from ..engine.lease import Lease
-from ..engine.protocol import Held, Successor
+from ..engine.protocol import MAY_COME, Held, Successor
 from ..errors import LockConfigError, LockConflict, LockLost, RelockError
 from ..options import LockOptions
 from ..worker.conflict import Attempt, lease_of, obtain, release
@@ -334,7 +334,7 @@ def _give_up(hold: StepHold) -> None:
     its own: its hold does not count as ended."""
     engine, claim = hold.engine, hold.lease.claim
     engine.release(hold.lease)  # an answer can have been lost
-    end_unexecuted(engine, claim.names, claim.execution_id, 0.0, is_left=True)
+    end_unexecuted(engine, claim.names, claim.execution_id, MAY_COME, is_left=True)
     engine.parking.withdraw(claim.execution_id, 0.0, claim.attempt_id)
 
 
