@@ -2,11 +2,11 @@
 
     .venv/bin/python scripts/trace_calls.py [--list]
 
-It starts its own Redis, and runs tasks in Celery's tracer, as a worker's child does. Two tasks that
-are not counted come first, because they create what a process creates once. Then an uncontended
-task. Then a hand-over: a second task is parked while a first task runs, the release of the first
-task publishes the second task's message, and the second task runs. There is no worker, so the work
-of a worker's main process is missing.
+It starts its own Redis, and runs tasks in Celery's tracer, as a worker's child does. What is not
+counted comes first, because it creates what a process creates once. Then a call is sent. Then an
+uncontended task. Then a hand-over: a second task is parked while a first task runs, the release of
+the first task publishes the second task's message, and the second task runs. There is no worker, so
+the work of a worker's main process is missing.
 """
 
 from __future__ import annotations
@@ -91,6 +91,9 @@ def main(url: str, shows: bool) -> None:
         waiter.start()
         waiter.join()
 
+    charge.delay(1)
+    traced("a call that is sent", partial(charge.delay, 1), shows)
+    app.control.purge()
     received()()
     received()()
     traced("an uncontended task", received(), shows)

@@ -240,14 +240,15 @@ def test_the_checker_lets_pass_what_never_runs(tmp_path, file, text):
     assert violations(_tree(tmp_path, {file: text})) == []
 
 
-def test_an_uncontended_task_passes_few_rooms_and_a_hand_over_not_many_more() -> None:
+def test_a_call_and_its_task_pass_few_rooms_and_a_hand_over_not_many_more() -> None:
     found = subprocess.run(
         [sys.executable, ROOT / "scripts" / "trace_calls.py"],
         cwd=ROOT, capture_output=True, text=True, timeout=100, check=True,
     )  # fmt: skip
     counts = re.findall(r"(\d+) calls, +(\d+) modules", found.stdout)
-    assert len(counts) == 4
-    (calls, modules), *others = [(int(calls), int(modules)) for calls, modules in counts]
+    assert len(counts) == 5
+    sent, (calls, modules), *others = [(int(calls), int(modules)) for calls, modules in counts]
     most = 17 if (3, 14) <= sys.version_info < (3, 15) else 16  # see `engine.platform.for_with`
     assert (calls <= 110, modules <= most) == (True, True), found.stdout
     assert max(modules for _, modules in others) <= most + 5, found.stdout
+    assert (sent[0] <= 65, sent[1] <= 12) == (True, True), found.stdout
