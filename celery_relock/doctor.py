@@ -355,7 +355,7 @@ def _backend(
 def _unreachable(error: RelockError) -> Finding:
     if isinstance(error, LockUnavailable):
         why = "Locks there cannot be acquired; tasks do what lock_on_unavailable says."
-        do = "Check that Redis runs and that relock_url leads to it, and read its log."
+        do = "Look at what the first line names, whether relock_url leads there, and at its log."
     else:
         why = "No lock can be acquired; tasks fail with LockConfigError."
         do = "Correct relock_url, or whatever the first line names."

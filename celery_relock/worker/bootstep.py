@@ -35,8 +35,9 @@ from ..naming.names import NameRule
 from ..options import LockOptions
 from ..settings import enabled, in_memory
 from ..workflow import steps
-from . import company, conflict, control, execution, parking
+from . import company, control, execution, parking
 from . import events as worker_events
+from .consumer import remember_consumer
 from .delivery import known_delivery
 from .message import HEADER, is_lockable, parse, that_tells_its_end
 from .report import report
@@ -144,7 +145,7 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
         self._watchers = Reaper(engine.backend, engine.parking), w.relock_resumer
 
     def start(self, w: Any) -> None:
-        conflict.remember_consumer()
+        remember_consumer()
         # Not in `stop`: the pool ends its tasks later.
         worker_shutdown.connect(self._end, sender=w, dispatch_uid=(id(self), "shutdown"))
         if in_memory(w.app) and threading.current_thread() is threading.main_thread():

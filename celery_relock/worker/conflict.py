@@ -6,7 +6,6 @@ From top to bottom:
     obtain       acquire, or wait, block, retry, drop, raise; what to do without Redis
     end_waiting  what waits does not run later
     _decide      what the answer and the task's policy make of it: one function for each
-    consumes_here   who must never wait
     _claim_anew  a late copy of an execution that has ended: whether it runs all the same
     pause_for    how long to wait, and until the next try
     release      at the end
@@ -15,10 +14,7 @@ From top to bottom:
 from __future__ import annotations
 
 import logging
-import os
-import threading
 import time
-import weakref
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
@@ -65,6 +61,7 @@ from ..errors import (
 from ..naming.callables import called
 from ..options import POLICIES, WAITS, LockOptions
 from . import cooldown
+from .consumer import consumes_here
 from .delivery import delivery_of
 from .ending import call_off, is_acknowledged, remember_unlocked, withdraw_later
 from .events import show
@@ -505,28 +502,9 @@ def _own_share(answer: Conflict | OtherAttempt) -> Lease | None:
     return None
 
 
-# When a child is lost, Celery calls some errbacks in the thread that consumes. A wait there would
-# stop the whole worker: no heartbeat, no new task. It need not be the main thread: the worker of
-# `celery.contrib.testing` consumes in another one, and a test may wait in the main thread.
-# And the test goes on when that has ended: then another thread can get its number.
-_consumer: tuple[int, Callable[[], threading.Thread | None]] = (0, lambda: None)
-
-
-def remember_consumer() -> None:
-    """Remember this thread as the one in which the worker consumes."""
-    global _consumer
-    _consumer = os.getpid(), weakref.ref(threading.current_thread())
-
-
-def consumes_here() -> bool:
-    """Whether this is the thread in which the worker consumes: it must wait for nobody."""
-    pid, thread = _consumer
-    return pid == os.getpid() and thread() is threading.current_thread()
-
-
 def _is_called_by_the_worker() -> bool:
     """Whether this is an error callback that the worker calls there."""
-    return consumes_here() and running_request() is None
+    return running_request() is None and consumes_here()
 
 
 def _claim_anew(attempt: Attempt) -> None:

@@ -31,7 +31,8 @@ from ..order import worker as order
 from ..workflow import steps
 from . import cooldown, retry
 from . import events as worker_events
-from .conflict import again_of, consumes_here
+from .conflict import again_of
+from .consumer import consumes_here
 from .ending import end_unexecuted, locks_of, puts_back, remember_for, withdraw_later
 from .message import ENTER, HEADER, has_begun, header_of, is_lockable
 

@@ -14,7 +14,7 @@ from celery.app.task import Context
 
 from celery_relock import LockedTask
 from celery_relock.errors import LockConflict
-from celery_relock.worker import conflict
+from celery_relock.worker import conflict, consumer
 from celery_relock.worker.conflict import pause_before
 from tests.support import wait_for
 from tests.support.messages import send_in_protocol_1
@@ -338,15 +338,15 @@ def test_a_copy_without_a_result_has_to_run_for_what_comes_after_it(told, has_to
 
 
 def test_a_thread_with_the_number_of_one_in_which_a_worker_consumed_waits_as_any(monkeypatch):
-    monkeypatch.setattr(conflict, "_consumer", conflict._consumer)
+    monkeypatch.setattr(consumer, "_consumer", consumer._consumer)
     said = []
 
     def consume():
-        conflict.remember_consumer()
-        said.append((threading.get_ident(), conflict.consumes_here()))
+        consumer.remember_consumer()
+        said.append((threading.get_ident(), consumer.consumes_here()))
 
     def come_later():
-        said.append((threading.get_ident(), conflict.consumes_here()))
+        said.append((threading.get_ident(), consumer.consumes_here()))
 
     for body in (consume, *[come_later] * 20):
         thread = threading.Thread(target=body)

@@ -12,7 +12,7 @@ import celery_relock.worker.leftovers  # noqa: F401  # its receiver
 from celery_relock import LockedTask, declaration
 from celery_relock.dedup import marker
 from celery_relock.engine.protocol import KEPT, PlaceRequest
-from celery_relock.worker import conflict, message
+from celery_relock.worker import consumer, message
 from celery_relock.worker.message import is_lockable
 from tests.support import wait_for
 from tests.support.desk import Desk
@@ -71,8 +71,8 @@ def test_the_thread_that_consumes_asks_redis_nothing_for_a_revoked_message(
         return release(*told, **more)
 
     monkeypatch.setattr(backend, "release", noted)
-    monkeypatch.setattr(conflict, "_consumer", conflict._consumer)
-    conflict.remember_consumer()
+    monkeypatch.setattr(consumer, "_consumer", consumer._consumer)
+    consumer.remember_consumer()
 
     task_revoked.send(sender=app.tasks[ships.name], request=request, terminated=True)
 
