@@ -93,10 +93,10 @@ def by_name(
                     f"{where} wants {name!r}, which the task does not take."
                     + (_HOW_TO_GET_SELF if name in ("self", "cls") else hint)
                 )
-    if takes_any and not takes_all:  # with `**kwargs`, as a decorator has both, it gets all
+    if takes_any and not (takes_all or positional or by_keyword):
         raise LockConfigError(
-            f"{where} has *{takes_any}, which would always be empty: it gets the task's arguments "
-            "by their names. Name those that it needs, or take **kwargs for all of them."
+            f"{where} has *{takes_any} alone, which would always be empty: it gets the task's "
+            "arguments by their names. Name those that it needs, or take **kwargs for all of them."
         )
     # What a partial has fixed by keyword looks like a default, and is meant to stay.
     fixed = function.keywords if isinstance(function, partial) else ()

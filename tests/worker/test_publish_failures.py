@@ -197,6 +197,7 @@ def test_a_message_that_was_taken_though_the_sender_heard_nothing_runs_once(
     _go_on(worker, [account])
     wait_for(lambda: broker.idle, what="the message to be sent")
     held.release()
+    worker.journal.add(f"end {account}")
     _ran_once(worker, client, account, sent[account])
 
 
