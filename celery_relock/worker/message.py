@@ -527,9 +527,12 @@ def _prefix_of_sender(queues: Iterable[Any]) -> str | None:
 
 
 def ancestors_here() -> tuple[str, ...]:
-    """The ancestors of the message that this call stack runs for; empty outside of tasks."""
-    request = running_request()
-    return () if request is None else header_of(request).ancestors
+    """The ancestors of the message that this call stack runs for, or, in a thread, for which the
+    body runs whose context it has; empty outside of tasks."""
+    for request in (running_request(), *[each.request for each in inside.get()]):
+        if request is not None:
+            return header_of(request).ancestors
+    return ()
 
 
 def _ancestors(before: Header | None) -> tuple[str, ...]:

@@ -51,6 +51,7 @@ def everyone_in(result):
         ("waits_by_name", (), 2),
         ("waits_deeper", (3,), 4),
         ("waits_through_unlocked_tasks", (), 2),
+        ("waits_for_what_a_child_calls_in_a_thread", (), 2),
         ("waits_for_a_chain", (), 4),
         ("waits_for_a_chord", (), 2),
         ("waits_for_an_added_member", (), 3),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from typing import Any
@@ -88,6 +89,16 @@ def relays(account, depth):
 @locked()
 def waits_through_unlocked_tasks(self, account):
     return told(lambda: result_of(relays.delay(account, 1)))
+
+
+@app.task(base=LockedTask, lock_key="other:{account}")
+def calls_in_a_thread(account):
+    return asyncio.run(asyncio.to_thread(take, account))
+
+
+@locked()
+def waits_for_what_a_child_calls_in_a_thread(self, account):
+    return told(lambda: result_of(calls_in_a_thread.delay(account)))
 
 
 @locked()
