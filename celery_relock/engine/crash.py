@@ -464,9 +464,11 @@ class Reaper:
 def _tell(entry: Entry, process: str) -> None:
     reason = f"its holder, process {process} of this host, is dead (execution {entry.execution_id})"
     work = events.Work(None, entry.task_name, entry.task_id)
-    of = entry.names, entry.execution_id, entry.owner
+    event = events.LockEvent(
+        "reclaimed", entry.names, entry.execution_id, entry.owner, reason=reason, work=work
+    )
     with fork_gate.closed():
-        events.tell(events.LockEvent("reclaimed", *of, reason=reason, work=work))
+        events.tell(event)
 
 
 journal = Journal()

@@ -209,8 +209,18 @@ class _LineLease(Lease):
             return
         of = self.claim
         names = tuple(name.removeprefix(LINE) for name in of.names)
-        told = (names, of.execution_id, "", 0, reason, since, self.work)
-        events.tell(LockEvent(kind, *told, self.waited, policy=policy))
+        event = LockEvent(
+            kind,
+            names,
+            of.execution_id,
+            owner="",
+            reason=reason,
+            since=since,
+            work=self.work,
+            waited=self.waited,
+            policy=policy,
+        )
+        events.tell(event)
 
 
 def clear_away(engine: Engine, request: Any, remember: float | None, task: Any, **_: Any) -> None:

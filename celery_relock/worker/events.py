@@ -52,9 +52,16 @@ def tell_reentered(task: Any, request: Any | None, leases: Mapping[str, Lease]) 
     if events.wanted("reentered"):
         claim = next(iter(leases.values())).claim
         fence = max((max(each.fences, default=0) for each in leases.values()), default=0)
-        told = tuple(leases), claim.execution_id, claim.owner, fence
-        work = work_for(task, request)
-        events.tell(LockEvent("reentered", *told, work=work, reentered=True))
+        event = LockEvent(
+            "reentered",
+            tuple(leases),
+            claim.execution_id,
+            claim.owner,
+            fence=fence,
+            work=work_for(task, request),
+            reentered=True,
+        )
+        events.tell(event)
 
 
 def tell_resumed(app: Any, message: Message, headers: Mapping[str, Any]) -> None:

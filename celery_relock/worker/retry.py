@@ -133,8 +133,16 @@ def _look_for_a_gap(lease: Lease, kept: Mapping[str, int]) -> None:
             "the hold that was kept for this retry had ended before the retry came, or others "
             "shared the lock then"
         )
-        told = (tuple(broken), claim.execution_id, claim.owner, max(broken.values()), reason)
-        events.tell(events.LockEvent("lost", *told, work=lease.work))
+        event = events.LockEvent(
+            "lost",
+            tuple(broken),
+            claim.execution_id,
+            claim.owner,
+            fence=max(broken.values()),
+            reason=reason,
+            work=lease.work,
+        )
+        events.tell(event)
 
 
 def on_publish(body: Any, header: dict[str, Any], retried: Delivery | None) -> None:

@@ -529,10 +529,19 @@ def _answer(claim: Claim, reply: list[Any], repeated: bool, sent: float) -> Answ
         return Queued(int(reply[1]), int(reply[2]) / 1000, repeated)
     if tag == b"BUSY":
         _, index, ms, fence, owner, label, waiting, parked, shared, kept = reply
-        of = ms / 1000, int(fence or 0), owner.decode(), _label(label), waiting
-        outranked = shared == 1 and claim.limits[index - 1] == SHARED
-        how = parked == 1, repeated, shared == 1, outranked, kept == 1
-        return Conflict(claim.names[index - 1], *of, *how)
+        return Conflict(
+            claim.names[index - 1],
+            remaining=ms / 1000,
+            fence=int(fence or 0),
+            owner=owner.decode(),
+            label=_label(label),
+            waiting=waiting,
+            parked=parked == 1,
+            repeated=repeated,
+            shared=shared == 1,
+            outranked=shared == 1 and claim.limits[index - 1] == SHARED,
+            kept=kept == 1,
+        )
     if tag == b"ATTEMPT":
         return OtherAttempt(reply[1] / 1000, _label(reply[2]), repeated)
     if tag == b"DEADLOCK":
