@@ -2,12 +2,22 @@
 -- KEYS[1] meta: hash, a bucket's fencing token and layout
 -- ARGV[1] schema: number, of this client's layout
 -- ARGV[2] buckets: count, the buckets of this client's layout
+-- ARGV[3] kind: text, server or cluster: what this client takes it for
 -- Reply {OK}: the layout is this client's
+-- Reply {CLUSTER}: this is one node of a cluster, and the client takes it for the only server
 -- Reply {OTHER, schema, buckets}: the namespace has another layout
 -- Keeps: two clients that would look for one lock in two places never both start
 
 local meta = KEYS[1]
-local schema, buckets = ARGV[1], ARGV[2]
+local schema, buckets, kind = ARGV[1], ARGV[2], ARGV[3]
+
+-- One node has the slot of all that such a client asks for, and would refuse it on the day when another
+-- node has that. In a cluster no command may have keys of two slots.
+local both = kind == 'server' and redis.pcall('EXISTS', meta, (string.gsub(meta, '{0}', '{1}')))
+local refusal = type(both) == 'table' and both.err or ''
+if string.find(refusal, 'non local key') or string.find(refusal, 'same slot') then
+  return { 'CLUSTER' }
+end
 
 local found = redis.call('HMGET', meta, 'schema', 'buckets')
 if not found[1] then

@@ -225,6 +225,6 @@ def test_every_key_that_the_verbs_leave_or_touch_is_of_the_type_in_its_header(
 def test_open_takes_the_layout_and_answers_ok_or_which_other_there_is(client, namespace):
     script, meta = scripts()["open"], f"{namespace}:{{0}}:meta"
 
-    assert [one.label for one in script.arguments] == ["schema", "buckets"]
+    assert [one.label for one in script.arguments] == ["schema", "buckets", "kind"]
     assert client.eval(script.source, 1, meta, SCHEMA, 1) == [b"OK"]
     assert client.eval(script.source, 1, meta, SCHEMA, 64) == [b"OTHER", b"%d" % SCHEMA, b"1"]

@@ -53,7 +53,7 @@ from ...engine.protocol import (
 )
 from ...errors import LockConfigError, LockUnavailable, RelockError
 from .connections import BRIEF, Call, Effort, Transport
-from .errors import check_server, fields_of, passes, reply_of, translate, with_locks
+from .errors import ONE_NODE, check_server, fields_of, passes, reply_of, translate, with_locks
 from .keys import SCHEMA, Keys, in_parts
 from .replies import as_text, hold_info, taken_holds
 from .scripts import scripts
@@ -373,7 +373,8 @@ class RedisBackend:
         """Check the server's version and the layout before this process's first command for a
         bucket. Also check the layout of the first bucket, which every process checks; if its server
         cannot be reached, at another time."""
-        script, layout = self._scripts["open"], [str(SCHEMA), str(self.keys.buckets)]
+        layout = [str(SCHEMA), str(self.keys.buckets), self.transport.variant]
+        script = self._scripts["open"]
         if meta not in self._agreed:
             self._check_layout(meta, self.transport.run(script, [meta], layout)[0])
         first = self.keys.meta()
@@ -383,6 +384,8 @@ class RedisBackend:
                 self._check_layout(first, reply_of(outcome))
 
     def _check_layout(self, meta: str, reply: Sequence[bytes]) -> None:
+        if reply[0] == b"CLUSTER":
+            raise LockConfigError(ONE_NODE)
         if reply[0] != b"OK":
             raise self.keys.other_layout(*map(as_text, reply[1:]))
         if not self._agreed:

@@ -16,6 +16,10 @@ from ...errors import LockConfigError, LockUnavailable, RelockError
 FAULTS = (errors.RedisError, OSError)
 
 
+class ProviderFailed(errors.ConnectionError):
+    """A credential provider has raised an error, so there is no connection."""
+
+
 class TooFewReplicas(errors.RedisError):
     """Fewer replicas than required have acknowledged a write."""
 
@@ -47,6 +51,11 @@ _LATER = {
     "killed": "the script was stopped with SCRIPT KILL",
     "InvalidResponse": "the server there does not speak Redis's protocol: check host and port",
 }
+#: What is wrong where a client takes a node of a cluster for the only server.
+ONE_NODE = (
+    "this is one node of a Redis Cluster: set relock_url to redis+cluster://host:port,host:port "
+    "with some of its nodes"
+)
 # … and with these no later try helps.
 _NEVER = {
     "NOAUTH WRONGPASS AuthenticationError AuthenticationWrongNumberOfArgsError": "Redis refuses "
@@ -64,8 +73,7 @@ _NEVER = {
     "unknown": "the server does not know a command that locks need: use Redis 6.2 or newer, or "
     "Valkey, without renamed commands",
     "database": "Redis does not have the database that the URL names",
-    "MOVED ASK CROSSSLOT MovedError AskError ClusterCrossSlotError": "this is one node of a Redis "
-    "Cluster: set relock_url to redis+cluster://host:port,host:port with some of its nodes",
+    "MOVED ASK CROSSSLOT MovedError AskError ClusterCrossSlotError": ONE_NODE,
     "DENIED": "Redis is in protected mode and refuses connections from other machines",
     "tls": "the TLS connection failed: check rediss:// and the ssl_ options (relock_use_ssl)",
 }
@@ -142,7 +150,7 @@ def _said(error: Exception) -> str:
     # A server that speaks TLS closes the connection when it reads anything else.
     closed = isinstance(error, errors.ConnectionError) and not refused(error)
     closed = closed and "connecting to" not in said
-    if is_tls is False and closed and not isinstance(error, errors.TimeoutError):
+    if is_tls is False and closed and not isinstance(error, errors.TimeoutError | ProviderFailed):
         return said.removesuffix(".") + _SPEAKS_TLS
     return said
 

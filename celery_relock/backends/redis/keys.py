@@ -112,11 +112,15 @@ class Keys:
         return keys
 
     def other_layout(self, schema: str, buckets: str) -> LockConfigError:
-        """The error for a namespace in which another version keeps its locks."""
+        """The error for a namespace in which another version keeps its locks, or one that takes
+        the same servers for a cluster, or for none."""
+        do = "use the version of celery-relock that its workers have"
+        if schema == str(SCHEMA):
+            do = "give all processes the same relock_url, in a Redis Cluster redis+cluster://…"
         return LockConfigError(
             f"relock_namespace={self.namespace!r} holds locks of another layout (schema {schema}, "
-            f"{buckets} buckets; this is schema {SCHEMA}, {self.buckets} buckets): use the version "
-            "of celery-relock that its workers have, or give this one a namespace of its own"
+            f"{buckets} buckets; this is schema {SCHEMA}, {self.buckets} buckets): {do}, or give "
+            "this one a namespace of its own"
         )
 
     @staticmethod

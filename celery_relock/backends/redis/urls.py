@@ -30,7 +30,7 @@ from ...engine.protocol import LONGEST
 from ...errors import LockConfigError
 from .cluster import FAILOVER, Cluster, Node, Remap
 from .connections import NONE, Connections, Replicas, SingleServer, Transport
-from .errors import FAULTS
+from .errors import FAULTS, ProviderFailed
 from .sentinel import Finder, ToMaster, Watched
 from .tls import check_tls
 
@@ -414,8 +414,12 @@ class _Provider(CredentialProvider):
         except Exception as error:
             if is_thrown_in(error) or isinstance(error, FAULTS):
                 raise
-            said = f"the credential provider failed: {error!r}"
-            raise redis.ConnectionError(said) from error
+            if isinstance(error, NotImplementedError):  # as of redis-py's base class
+                raise LockConfigError(
+                    "the credential provider has no get_credentials: connections are opened in "
+                    "threads, also for coroutines, so get_credentials_async alone is not enough"
+                ) from error
+            raise ProviderFailed(f"the credential provider failed: {error!r}") from error
 
 
 def _tls(

@@ -139,13 +139,22 @@ def test_a_client_of_another_layout_refuses_to_start(
         other.held("a")
 
 
-def test_a_plain_url_to_a_node_says_how_to_spell_it(cluster: ClusterServers) -> None:
-    # The check of the layout looks for the first bucket, which one node has.
-    elsewhere = next(
-        node for node in cluster.nodes if node is not cluster.master_of(Keys("plain").meta())
-    )
-    with pytest.raises(errors.LockConfigError, match=r"redis\+cluster://host:port"):
-        Lock(f"redis://127.0.0.1:{elsewhere.port}/0", "a", namespace="plain").acquire()
+def test_a_plain_url_to_a_node_says_how_to_spell_it(
+    cluster: ClusterServers, namespace: str
+) -> None:
+    for node in cluster.nodes:  # one of them has the slot of a namespace of one bucket
+        with pytest.raises(errors.LockConfigError, match=r"redis\+cluster://host:port"):
+            Lock(f"redis://127.0.0.1:{node.port}/0", "a", namespace=namespace).acquire()
+    Lock(cluster.url, "a", namespace=namespace).acquire()  # nothing was written
+
+
+def test_a_plain_url_to_a_node_says_so_in_a_namespace_that_is_used(
+    cluster: ClusterServers, namespace: str
+) -> None:
+    with Lock(cluster.url, "a", namespace=namespace):
+        for node in cluster.nodes:
+            with pytest.raises(errors.LockConfigError, match=r"redis\+cluster://host:port"):
+                Lock(f"redis://127.0.0.1:{node.port}/0", "a", namespace=namespace).acquire()
 
 
 def test_the_url_of_a_cluster_needs_one(redis_server: RedisServer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 import subprocess
@@ -15,7 +16,9 @@ from urllib.parse import quote
 
 import pytest
 import redis
+import redis.asyncio
 
+from celery_relock.asyncio import Lock
 from celery_relock.backends.redis.errors import translate
 from celery_relock.backends.redis.urls import (
     safe_url,
@@ -294,11 +297,30 @@ def test_a_credential_provider_that_cannot_be_made_yet_is_an_outage(
     url = f"redis://127.0.0.1:{server.port}/0?credential_provider=shop_credentials.Sealed"
     transport = transport_for_url(url)
 
-    with pytest.raises(LockUnavailable, match="the vault is sealed"):
+    with pytest.raises(LockUnavailable, match="the vault is sealed") as away:
         transport.at("").answers(("PING",))
+    assert "TLS" not in str(away.value)
     monkeypatch.setattr(Sealed, "is_sealed", False)
 
     assert transport.at("").answers(("PING",))
+
+
+class ForCoroutines(redis.CredentialProvider):
+    async def get_credentials_async(self) -> tuple[str, str]:
+        return "default", PASSWORD
+
+
+def test_a_credential_provider_for_coroutines_alone_is_refused(
+    own_redis: Callable[..., RedisServer],
+) -> None:
+    server = own_redis(password=PASSWORD)
+    client = redis.asyncio.Redis(port=server.port, credential_provider=ForCoroutines())
+
+    async def acquire() -> None:
+        await Lock(client, "a").acquire()
+
+    with pytest.raises(LockConfigError, match="has no get_credentials:"):
+        asyncio.run(acquire())
 
 
 def test_a_credential_provider_is_named_as_in_celerys_urls(
