@@ -416,8 +416,9 @@ def _tell_workers(app: Any, task_id: str) -> None:
 
     try:
         control = remote_control(app)
-        if control is not None:
-            control.revoke(task_id)
+        if control is None:
+            raise RelockError("they hear no remote control")
+        control.revoke(task_id)
     except Exception as error:  # noqa: BLE001  # whatever a broker's client raises
         logger.warning("Cannot tell the workers that %s is revoked: %s", task_id, error)
 

@@ -335,7 +335,7 @@ def _give_up(hold: StepHold) -> None:
     engine, claim = hold.engine, hold.lease.claim
     engine.release(hold.lease)  # an answer can have been lost
     end_unexecuted(engine, claim.names, claim.execution_id, MAY_COME, is_left=True)
-    engine.parking.withdraw(claim.execution_id, 0.0, claim.attempt_id)
+    engine.parking.withdraw(claim.execution_id, MAY_COME, claim.attempt_id)
 
 
 def _tell_lost(task: Any, hold: StepHold, fences: tuple[int, ...]) -> LockLost:

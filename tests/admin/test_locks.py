@@ -696,20 +696,29 @@ def test_a_cancelled_call_that_reaches_a_worker_of_later_does_not_run(
         later.close()
 
 
+@pytest.mark.parametrize(
+    ("has_remote_control", "why"), [(True, "Error 111"), (False, "they hear no remote control")]
+)
 def test_a_call_whose_workers_cannot_be_told_is_cancelled_all_the_same(
-    locks: Locks, worker: Worker, key: str, caplog: pytest.LogCaptureFixture
+    locks: Locks,
+    worker: Worker,
+    key: str,
+    caplog: pytest.LogCaptureFixture,
+    has_remote_control: bool,
+    why: str,
 ) -> None:
     lost = worker.module.in_order.apply_async((key, "call"), queue=f"late-{key}")
     away = f"redis://127.0.0.1:{free_port()}"
     with Celery("away", broker=away, set_as_current=False) as app:
         app.conf.update(
+            worker_enable_remote_control=has_remote_control,
             relock_url=worker.module.app.conf.relock_url,
             relock_namespace=worker.namespace,
             broker_transport_options={"retry_policy": {"max_retries": 0}},
             task_publish_retry_policy={"max_retries": 0},
         )
         assert Locks(app).cancel(lost.id)
-    assert f"Cannot tell the workers that {lost.id} is revoked" in caplog.text
+    assert f"Cannot tell the workers that {lost.id} is revoked: {why}" in caplog.text
     assert locks.cancel(lost.id) is False
 
 
