@@ -12,10 +12,10 @@ local meta = KEYS[1]
 local schema, buckets, kind = ARGV[1], ARGV[2], ARGV[3]
 
 -- One node has the slot of all that such a client asks for, and would refuse it on the day when another
--- node has that. In a cluster no command may have keys of two slots.
+-- node has that. In a cluster no command of a script may have keys of two slots. (A proxy before shards
+-- refuses that in other words, and is as good as one server.)
 local both = kind == 'server' and redis.pcall('EXISTS', meta, (string.gsub(meta, '{0}', '{1}')))
-local refusal = type(both) == 'table' and both.err or ''
-if string.find(refusal, 'non local key') or string.find(refusal, 'same slot') then
+if type(both) == 'table' and string.find(both.err, 'cript attempted to access', 1, true) then
   return { 'CLUSTER' }
 end
 
