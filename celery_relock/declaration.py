@@ -358,7 +358,8 @@ def _options(cls: Any, task: Any) -> dict[str, object]:
     own = {name: value for name, value in vars(task).items() if name.startswith(_PREFIX)}
     # What was given to a decorator is for nobody else.
     given = vars(cls).keys() if "__wrapped__" in vars(cls) else ()
-    for name in sorted({*dir(cls)} - {*names}):
+    public = {name for name in dir(cls) if not name.startswith("_")}
+    for name in sorted(public - {*names}):
         plain = name.replace("_", "").lower()
         option = _PREFIX + _MEANT.get(plain, "")
         is_meant = plain.startswith("lock") or name in given or name in _WITHOUT_PREFIX

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -180,7 +181,7 @@ class Hold:
         """The error that says which lock was lost, and since when nothing renewed it."""
         share = next((share for share in self._shares if share.lease.lost), self._shares[0])
         which = f"the lock {share.name!r} (fence {share.fence})"
-        if share.lease.is_here():
+        if share.lease.pid == os.getpid():
             ago = clock() - share.lease.renewed
             why = f"{share.lease.lost_by}; " if share.lease.lost_by else ""
             text = (

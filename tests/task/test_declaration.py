@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import os
+import re
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -321,6 +323,27 @@ def test_what_a_body_forks_is_told_that_its_parent_has_the_lock(app, account):
     assert f"is held by process {os.getpid()} alone" in forks(account)
 
 
+def test_the_loss_of_a_coroutine_s_lock_is_told_as_one_in_a_thread_of_the_body(app, account):
+    @app.task(base=LockedTask, bind=True, name="hands_on", lock_key="account:{account}")
+    def hands_on(self, account):
+        hold = self.lock
+        assert Locks(app).release(f"account:{account}")
+        wait_for(lambda: hold.lost)
+        with ThreadPoolExecutor(1) as pool, pytest.raises(LockLost) as lost:
+            pool.submit(hold.check).result()
+        return str(lost.value)
+
+    async def call():
+        async with hands_on.async_lock_for(account):
+            said.append(hands_on(account))
+
+    app.finalize()
+    said = []
+    with suppress(LockLost):
+        asyncio.run(call())
+    assert re.search(rf"'account:{account}' \(fence \d+\) was lost: .*last renewal", said[0])
+
+
 def test_without_locks_there_is_none_to_lose_in_whatever_thread(app, account):
     app.conf.relock_enabled = False
     options = {"lock_key": "account:{account}", "lock_on_lost": "raise"}
@@ -540,7 +563,8 @@ def test_an_option_without_its_prefix_is_told(app, caplog):
     options = {"max_wait": 5, "lock_max_wait": 5, "on_conflict": "drop", "limit": 3}
 
     class Base(LockedTask):
-        key, order = "a:{account}", 7  # `order` can be an attribute for the class's own use
+        # `order` and `_lock_key` can be attributes for the class's own use
+        key, order, _lock_key = "a:{account}", 7, "mine"
 
     app.task(base=Base, name="charge", shared=False, **options)(charge)
     app.finalize()
