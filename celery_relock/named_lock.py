@@ -464,7 +464,7 @@ class NamedLock(Generic[Client]):
     def _claim(self, token: Token, outer: Lease | None, wait: float | None) -> Claim:
         execution_id = ids.new_id() if token is None else ids.short(as_text(token, "a token"))
         within = work() if in_task() else None
-        owner = self._owner or (outer.claim.owner if outer else workflow() if in_task() else None)
+        owner = self._owner or (outer.claim.owner if outer else workflow() if within else None)
         return Claim(
             execution_id=execution_id,
             # Without a token each attempt is an execution of its own, whose id is random.
