@@ -154,6 +154,14 @@ def test_what_a_child_begins_when_its_worker_has_put_the_message_back_runs_once(
         for ack in ("early", "late")
         for locked in (True, False)
     ]
+    inspect = doomed.module.app.control.inspect([doomed.node], timeout=10, limit=1)
+
+    def takes_tasks():
+        """How many children have told their worker that they have started: it sends to no other."""
+        (stats,) = inspect.stats().values()
+        return stats["pool"]["writes"]["inqueues"]["total"]
+
+    wait_for(lambda: takes_tasks() == 4)
     for child in doomed.children():
         os.kill(child, signal.SIGSTOP)
     for case in sent:
@@ -161,7 +169,7 @@ def test_what_a_child_begins_when_its_worker_has_put_the_message_back_runs_once(
         case.send()
         doomed.wait_for_log(rf"{case.id}\] received")
     for _ in range(2):  # by then its loop has come round: each child has its task
-        assert doomed.module.app.control.inspect([doomed.node], timeout=10, limit=1).ping()
+        assert inspect.ping()
     doomed.kill(signal.SIGTERM)
     doomed.wait_for_log("Worker: Stopping Pool")
     for child in doomed.children():
