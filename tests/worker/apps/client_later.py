@@ -45,12 +45,12 @@ def in_order(account):
     return account
 
 
-@app.task(base=LockedTask, lock_key=KEY, lock_debounce=0.2)
+@app.task(base=LockedTask, lock_key=KEY, lock_debounce=0.2, lock_on_unavailable="retry")
 def debounced(account):
     return account
 
 
-@app.task(base=LockedTask, lock_key=KEY, lock_ttl=120)
+@app.task(base=LockedTask, lock_key=KEY, lock_ttl=120, lock_on_unavailable="retry")
 def holds(account):
     journal.add("holding", account=account)
     time.sleep(60)
