@@ -320,6 +320,7 @@ def _backend(
         servers = asks.servers(_TRIPS)
         facts["servers"] = [
             {
+                "address": server.at,
                 "version": server.info.get("redis_version", ""),
                 "role": server.info.get("role", ""),
                 "clock_ahead": round(server.clock[0], 4),

@@ -55,7 +55,8 @@ def _described(report: Report) -> Iterator[str]:
     for server in facts.get("servers", ()):
         trip = server["round_trip"]
         yield (
-            f"server: Redis {server['version'] or '?'}, {server['role'] or '?'}, round trip "
+            f"server{server['address'] and ' ' + server['address']}: "
+            f"Redis {server['version'] or '?'}, {server['role'] or '?'}, round trip "
             + (f"{trip * 1000:.2f} ms" if trip is not None else "?")
             + f", clock {server['clock_ahead']:+.3f} s"
         )

@@ -4,9 +4,10 @@ start what can lose parked messages or stops every lock."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
+from typing import TypeAlias
 
 from .inspection import Server
 
@@ -35,6 +36,9 @@ class Finding:
     what: str
     why: str
     do: str
+
+
+Check: TypeAlias = Callable[[Server], Iterator[Finding]]
 
 
 def _version(server: Server) -> Iterator[Finding]:
@@ -168,9 +172,7 @@ def _replicas(server: Server) -> Iterator[Finding]:
 def of_servers(servers: Sequence[Server]) -> Iterator[Finding]:
     """All that is wrong with them."""
     yield from serious(servers)
-    for server in servers:
-        for check in (_full, _clock, _latency, _connections):
-            yield from check(server)
+    yield from _of_each(servers, (_full, _clock, _latency, _connections))
     clocks = [server.clock[0] for server in servers]
     if clocks and max(clocks) - min(clocks) > _APART:
         yield Finding(
@@ -184,6 +186,16 @@ def of_servers(servers: Sequence[Server]) -> Iterator[Finding]:
 
 def serious(servers: Sequence[Server]) -> Iterator[Finding]:
     """What can lose parked messages, or stops every lock."""
-    for server in servers:
-        for check in (_version, _role, _eviction, _persistence, _replicas):
-            yield from check(server)
+    yield from _of_each(servers, (_version, _role, _eviction, _persistence, _replicas))
+
+
+def _of_each(servers: Sequence[Server], checks: Sequence[Check]) -> Iterator[Finding]:
+    """What is wrong with each of them; of several servers with the addresses where it is so."""
+    where: dict[Finding, list[str]] = {}
+    for check in checks:
+        for server in servers:
+            for finding in check(server):
+                where.setdefault(finding, []).append(server.at)
+    for finding, at in where.items():
+        several = f" ({', '.join(at)})" if len(servers) > 1 else ""
+        yield replace(finding, what=finding.what + several)

@@ -195,6 +195,7 @@ class Server(NamedTuple):
         clock: seconds by which its clock is ahead of ours, and by how much that may be wrong.
         trips: seconds that some round trips took, the shortest first.
         needed: how many replicas have to have a hold.
+        at: its address, if there are several; else "".
     """
 
     info: Mapping[str, str]
@@ -202,6 +203,7 @@ class Server(NamedTuple):
     clock: tuple[float, float]
     trips: tuple[float, ...]
     needed: int = 0
+    at: str = ""
 
 
 class Kind(NamedTuple):

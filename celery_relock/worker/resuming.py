@@ -219,7 +219,7 @@ class Resumer:
         if not isinstance(backend, Inspectable):
             return
         with suppress(RelockError):  # who cannot reach it hears of that soon enough
-            for found in dict.fromkeys(serious(backend.examination().servers(trips=0))):
+            for found in serious(backend.examination().servers(trips=0)):
                 logger.warning("the Redis of the locks: %s. %s %s", found.what, found.why, found.do)
 
 

@@ -19,6 +19,7 @@ from redis import Redis
 
 from celery_relock import Lock, LockedTask, doctor
 from celery_relock.admin import Locks
+from celery_relock.cli.doctor import _described
 from celery_relock.declaration import engine_of
 from celery_relock.engine import diagnosis
 from celery_relock.engine.inspection import Server
@@ -27,6 +28,7 @@ from celery_relock.worker.parking import home
 from celery_relock.worker.report import key_of
 from tests.support import RedisServer, new_namespace, wait_for
 from tests.support.clock import server_with_a_clock
+from tests.support.cluster import ClusterServers
 from tests.support.programs import said_by
 from tests.support.proxy import Proxy
 from tests.support.worker import ROOT, _import_afresh
@@ -186,6 +188,22 @@ def test_locks_that_no_two_processes_share():
 def test_clocks_of_a_cluster_that_differ():
     servers = [Server({}, None, (ahead, 0.1), (0.001,)) for ahead in (-0.7, 0.7)]
     assert "1.4 s apart" in only(diagnosis.of_servers(servers), "clock").what
+
+
+def test_of_a_cluster_it_is_said_which_master_is_set_up_wrongly(redis_binary):
+    cluster = ClusterServers(redis_binary, replicas=False)
+    try:
+        wrong = cluster.nodes[1]
+        cluster.admin(wrong).config_set("maxmemory-policy", "allkeys-lru")
+        report = doctor.examine(place=cluster.url, namespace=new_namespace())
+        at = {f"127.0.0.1:{each.port}" for each in cluster.masters()}
+    finally:
+        cluster.stop()
+
+    assert only(report, "eviction").what.endswith(f" (127.0.0.1:{wrong.port})")
+    assert {each["address"] for each in report.facts["servers"]} == at
+    lines = [line for line in _described(report) if line.startswith("server ")]
+    assert {line.split()[1].removesuffix(":") for line in lines} == at
 
 
 def test_no_server_at_all_a_wrong_password_and_another_layout(server):

@@ -35,6 +35,18 @@ def test_what_is_slow_or_nearly_full_or_enough_is_not():
     assert told == {"memory", "clock", "latency", "connections"}
 
 
+def test_of_several_servers_it_is_said_which_of_them_it_is():
+    well = Server({}, "900 1", (0.0, 0.0), (), at="a:1")
+    evicts = well._replace(info={"maxmemory_policy": "allkeys-lru"})
+    servers = [well, evicts._replace(at="b:2"), evicts._replace(at="c:3")]
+
+    [finding] = diagnosis.of_servers(servers)
+
+    assert finding.what.endswith(", though maxmemory is not set so far (b:2, c:3)")
+    [alone] = diagnosis.of_servers([evicts._replace(at="")])
+    assert alone.what.endswith(", though maxmemory is not set so far")
+
+
 def test_what_a_user_may_not_ask_is_not_complained_of(own_redis):
     server = own_redis("--save", "")
     user = ("worker", "on", ">pw", "~*", "&*", "+@all", "-config", "-info")

@@ -135,9 +135,13 @@ def note_address(error: BaseException, link: Any, heard: bool) -> None:
     if isinstance(error, FAULTS):
         # Where AUTH is renamed or missing, the server repeats what it does not know: the password.
         error.args = tuple(_ARGUMENTS.sub("", str(each)) for each in error.args)
-        address = link.path if hasattr(link, "path") else f"{link.host}:{link.port}"
         is_tls = any(kind.__name__ == "SSLConnection" for kind in type(link).__mro__)
-        setattr(error, _ADDRESS, (address, None if heard else is_tls))
+        setattr(error, _ADDRESS, (address_of(link), None if heard else is_tls))
+
+
+def address_of(link: Any) -> str:
+    """Where a connection leads to, for people."""
+    return str(link.path) if hasattr(link, "path") else f"{link.host}:{link.port}"
 
 
 def _said(error: Exception) -> str:

@@ -19,7 +19,7 @@ from redis.exceptions import ResponseError
 
 from ...engine.inspection import Kind, Memory, Owed, ParkedTask, Server
 from .connections import Command, Connections, Transport
-from .errors import FAULTS, fields_of, forbids, reply_of
+from .errors import FAULTS, address_of, fields_of, forbids, reply_of
 from .inspection import SCANNED, replies_of, scanned
 from .keys import Keys
 from .scripts import Script
@@ -86,7 +86,12 @@ class Examination(NamedTuple):
 
     def servers(self, trips: int) -> list[Server]:
         needed = self.transport.replicas.needed
-        return [_server(links, trips, needed) for links, _ in self.transport.masters()]
+        masters = self.transport.masters()
+        found = [_server(links, trips, needed) for links, _ in masters]
+        if len(masters) == 1:
+            return found
+        at = [address_of(links.make()) for links, _ in masters]
+        return [server._replace(at=where) for server, where in zip(found, at, strict=True)]
 
     def refused(self) -> list[str]:
         every = [
