@@ -652,18 +652,24 @@ def _parked(
 ) -> Iterator[Finding]:
     if app is None:
         return
-    own, of_others = parking.homes(app), set()
-    unserved: dict[str, ParkedTask] = {}
-    is_known = workers is not None and workers.is_whole and broker.has_remote_control(app)
-    read = workers.queues if workers is not None else set()
-    for each in parked:
-        if each.home not in own:
-            if not (each.lock.startswith(DEBOUNCE) and workers and workers.told):  # see `_bursts`
-                of_others.add(each.task)
-            continue
-        is_unread = is_known and each.queue and each.queue not in read
-        if is_unread and not engine.backend.consumed(parking.channel(each.home, each.queue)):
-            unserved.setdefault(each.queue, each)
+    own = parking.homes(app)
+    unserved, unresumed = _unattended(app, engine, workers, [p for p in parked if p.home in own])
+    of_others = {
+        each.task
+        for each in parked
+        if each.home not in own
+        and not (each.lock.startswith(DEBOUNCE) and workers and workers.told)  # see `_bursts`
+    }
+    for each in unresumed[:1]:
+        yield Finding(
+            "parked",
+            ERROR,
+            "no worker that answers has celery-relock, and there are parked tasks such as "
+            f"{each.task}[{each.task_id}] for the lock {each.lock!r}",
+            "A worker without celery-relock resumes none of them.",
+            "Start a worker with celery-relock until `celery -A APP relock stats` counts nobody "
+            "waiting, or cancel them: celery -A APP relock cancel " + shlex.quote(each.task_id),
+        )
     for queue, each in sorted(unserved.items()):
         yield Finding(
             "parked",
@@ -698,6 +704,28 @@ def _parked(
             "Nothing, if the other app has its own workers. After you changed broker_url or the "
             "app's name, run a worker with the old value until none of these tasks is left.",
         )
+
+
+def _unattended(
+    app: Any, engine: Engine, workers: _Workers | None, parked: Iterable[ParkedTask]
+) -> tuple[dict[str, ParkedTask], list[ParkedTask]]:
+    """Of the parked tasks of this app: one for each queue that no worker consumes; and those whose
+    queue is consumed by workers without the library alone."""
+    unserved: dict[str, ParkedTask] = {}
+    unresumed: list[ParkedTask] = []
+    if workers is None or not workers.is_whole or not broker.has_remote_control(app):
+        return unserved, unresumed
+    for each in parked:
+        is_read = each.queue in workers.queues
+        if not each.queue or (is_read and workers.told):
+            continue
+        if engine.backend.consumed(parking.channel(each.home, each.queue)):
+            continue  # by one that does not answer
+        if is_read:
+            unresumed.append(each)
+        else:
+            unserved.setdefault(each.queue, each)
+    return unserved, unresumed
 
 
 def _bursts(app: Any, workers: _Workers, parked: Iterable[ParkedTask]) -> Iterator[Finding]:

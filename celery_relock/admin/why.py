@@ -148,9 +148,13 @@ class Question:
         replies = _asked(self.app, "active_queues")
         if replies is None:
             return ""
-        if any(queue == each["name"] for every in replies.values() for each in every):
+        if not any(queue == each["name"] for every in replies.values() for each in every):
+            return f"; no worker that answers consumes its queue {queue!r}"
+        # Those that do can be plain ones, as after a rollback.
+        told = _asked(self.app, "stats")
+        if not told or any("relock" in each for each in told.values()):
             return ""
-        return f"; no worker that answers consumes its queue {queue!r}"
+        return "; no worker that answers has celery-relock, and no other one resumes it"
 
     def _in_a_worker(self, reply: _Reply, ended: Why | None) -> Why:
         """`ended`: what the result backend said before the workers were asked."""

@@ -24,7 +24,7 @@ from celery_relock.declaration import engine_of
 from celery_relock.engine import diagnosis
 from celery_relock.engine.inspection import Server
 from celery_relock.engine.protocol import Claim, ParkRequest, Release
-from celery_relock.worker.parking import home
+from celery_relock.worker.parking import channel, home
 from celery_relock.worker.report import key_of
 from tests.support import RedisServer, new_namespace, wait_for
 from tests.support.clock import server_with_a_clock
@@ -646,6 +646,29 @@ def test_parked_executions_that_nobody_can_resume(app_with, namespace, monkeypat
     assert (of_others.severity, owed.severity) == ("notice", "error")
     assert "charge" in of_others.what
     assert owed.what.endswith("no process has published 1 parked task whose turn has come")
+
+
+def test_parked_executions_of_which_only_workers_without_the_library_read_the_queue(new_worker):
+    """As after a rollback."""
+    old = new_worker("tests.doctor.apps.old", concurrency=1)
+    app = _import_afresh(APP, old.settings).app
+    backend, of, queue = engine_of(app).backend, home(app), app.conf.task_default_queue
+    claims = [Claim(run, f"of-{run}", run, ("a",), (1,), 30.0) for run in "xy"]
+    text = json.dumps({"home": of, "queue": queue, "headers": {"task": "charge", "id": "7"}})
+    backend.acquire(claims[0])
+    backend.park(claims[1], ParkRequest(text, of, "7"))
+
+    finding = only(of_workers(app), "parked")
+
+    assert finding.severity == "error"
+    assert finding.what.startswith("no worker that answers has celery-relock, and there are parked")
+    assert "charge[7] for the lock 'a'" in finding.what
+    assert finding.do.endswith("relock cancel 7")
+    nobody = "; no worker that answers has celery-relock, and no other one resumes it"
+    assert Locks(app).why("7").sentence.endswith(nobody)
+    backend.announce([channel(of, queue)], "busy", 30.0)  # one that does not answer
+    assert found(of_workers(app), "parked") == []
+    assert nobody not in Locks(app).why("7").sentence
 
 
 def test_parked_executions_that_are_handed_out_in_vain(app_with, namespace):
