@@ -54,6 +54,17 @@ def test_a_client_makes_it_with_all_of_redis_pys_own_parameters(client: redis.Re
     assert not lock.locked()
 
 
+def test_a_client_makes_it_in_another_namespace_only_if_its_class_has_that(
+    lock: MakeLock, client: redis.Redis, namespace: str
+) -> None:
+    name = f"test-{os.getpid()}-there"
+    with lock(name=name):
+        with client.lock(name, timeout=5, blocking=False, lock_class=Lock):  # in that of `Lock`
+            pass
+        there = client.lock(name, timeout=5, lock_class=partial(Lock, namespace=namespace))
+        assert not there.acquire(blocking=False)
+
+
 def test_it_is_acquired_and_released(lock: MakeLock, client: redis.Redis, namespace: str) -> None:
     one = lock()
     assert (one.locked(), one.owned(), one.fence, one.remaining) == (False, False, 0, 0.0)
