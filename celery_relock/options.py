@@ -490,8 +490,9 @@ CALL_OPTIONS = (
 )
 
 
-# What redis-py's `Lock` calls an option.
-_OF_REDIS_PY = {"timeout": "ttl", "blocking_timeout": "max_wait", "name": "key"}
+# What redis-py's `Lock`, celery-singleton and habit call an option.
+_ELSEWHERE = {"timeout": "ttl", "expiry": "ttl", "expires": "ttl", "blocking_timeout": "max_wait"}
+_ELSEWHERE |= {"name": "key", "redis_url": "url"}
 
 
 def unknown(written: str, prefix: str, others: tuple[str, ...] = ()) -> str:
@@ -501,7 +502,7 @@ def unknown(written: str, prefix: str, others: tuple[str, ...] = ()) -> str:
     names = (*others, *OPTION_NAMES)
     rest = written.removeprefix(prefix)
     plain = rest.lower().removeprefix("lock_")
-    close = get_close_matches(_OF_REDIS_PY.get(plain, plain), names, n=1)
+    close = get_close_matches(_ELSEWHERE.get(plain, plain), names, n=1)
     spelt = [prefix + (name.upper() if rest.isupper() else name) for name in close or names]
     hint = f"Did you mean {spelt[0]}?" if close else f"There are: {', '.join(spelt)}."
     return f"there is no option {written}. {hint}"

@@ -290,6 +290,7 @@ def test_an_empty_url_is_refused(empty: str) -> None:
     [
         ("relock_tll", "relock_ttl"),
         ("relock_uri", "relock_url"),
+        ("relock_redis_url", "relock_url"),
         ("RELOCK_NAMESPAC", "RELOCK_NAMESPACE"),
         ("relock_lock_ttl", "relock_ttl"),
     ],
