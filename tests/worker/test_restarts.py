@@ -35,6 +35,15 @@ def kill(server: RedisServer, keep_data: bool = True) -> None:
     server.restart(keep_data)
 
 
+def kill_when_written(server: RedisServer) -> None:
+    """Else it can have answered to what it has not written: while an fsync lasts, it puts off what
+    it writes, and answers all the same (aof.c, flushAppendOnlyFile)."""
+    client = server.client()
+    client.client_pause(20_000, all=False)
+    wait_for(lambda: client.info("persistence")["aof_buffer_length"] == 0)
+    kill(server)
+
+
 def shut_down(server: RedisServer) -> None:
     server.shut_down()
     server.restart(keep_data=True)
@@ -42,7 +51,10 @@ def shut_down(server: RedisServer) -> None:
 
 KEEPS: dict[str, tuple[tuple[str, ...], Callable[[RedisServer], None]]] = {
     "AOF, fsync always": (("--appendonly", "yes", "--appendfsync", "always"), kill),
-    "AOF, fsync every second": (("--appendonly", "yes", "--appendfsync", "everysec"), kill),
+    "AOF, fsync every second": (
+        ("--appendonly", "yes", "--appendfsync", "everysec"),
+        kill_when_written,
+    ),
     "RDB, saved at the end": (("--save", "3600", "1"), shut_down),
 }
 
