@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import pytest
 import redis
@@ -378,12 +379,17 @@ def test_twenty_waiters_of_a_killed_process_at_the_head_are_skipped_at_once(
     runs: Callable[..., Runs], redis_url: str, namespace: str, client: redis.Redis
 ) -> None:
     one, two = runs(), runs()
+    one.ready()
     two.ready()
+    inboxes = partial(client.pubsub_channels, f"{namespace}:*:i:*")
+    of_the_living = {*inboxes()}
     holder = one.held("a")
     with waiting(redis_url, namespace, count=1, lease=30.0, each=20, place=60.0) as (doomed,):
         queued(one, 20)
         waiter = Waiter(two).start()
         doomed.kill()
+        # A server that has not seen yet that its connection is closed would let one of them in.
+        wait_for(lambda: {*inboxes()} == of_the_living)
         started = time.monotonic()
         one.release(holder)
         assert waiter.entered.wait(30)
