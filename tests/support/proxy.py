@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from celery_relock.backends.redis.scripts import scripts
+from tests.support.tcp import hang_up
 
 _log = logging.getLogger(__name__)  # why a connection ended, beside a test that failed
 _log.addHandler(logging.NullHandler())
@@ -115,6 +116,7 @@ class Proxy:
         with self._lock:
             cut = [pair for pair in self._pairs if not only_pubsub or "pubsub" in pair[2]]
             self._pairs = [pair for pair in self._pairs if pair not in cut]
+        hang_up([server for _, server, _ in cut])
         for client, server, _ in cut:
             _end(client)
             _end(server)

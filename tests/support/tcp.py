@@ -5,6 +5,25 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
+from collections.abc import Sequence
+
+
+def hang_up(servers: Sequence[socket.socket]) -> None:
+    """End connections to a server, and wait until it has closed its side of each.
+
+    A Redis that has not noticed yet gives the BRPOP of an old connection what is put back by a new
+    one, and it is lost; and it takes a subscriber that is gone for one that hears.
+    """
+    for server in servers:
+        with contextlib.suppress(OSError):
+            server.shutdown(socket.SHUT_WR)
+    until = time.monotonic() + 5  # it can be stopped
+    for server in servers:
+        with contextlib.suppress(OSError):
+            server.settimeout(max(until - time.monotonic(), 0.01))
+            while server.recv(65536):
+                pass
 
 
 class TcpProxy:
@@ -29,21 +48,11 @@ class TcpProxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:
-        """End every connection; new ones are taken.
-
-        The server hears it first: else a Redis that has not noticed yet gives the BRPOP of an old
-        connection what is put back by a new one, and it is lost.
-        """
+        """End every connection; new ones are taken."""
         ended, self._open = self._open, []
         for connection in ended:
             connection.is_cut = True
-            with contextlib.suppress(OSError):
-                connection.server.shutdown(socket.SHUT_WR)
-        for connection in ended:
-            with contextlib.suppress(OSError):
-                connection.server.settimeout(5)
-                while connection.server.recv(65536):
-                    pass  # until it has closed its side
+        hang_up([connection.server for connection in ended])
         for connection in ended:
             for side in (connection.client, connection.server):
                 with contextlib.suppress(OSError):  # shut down, so that whoever reads from it wakes
