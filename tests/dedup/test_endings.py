@@ -20,7 +20,7 @@ from celery_relock.dedup import marker
 from celery_relock.engine.protocol import KEPT
 from tests.support import new_namespace, wait_for
 from tests.support.messages import Message
-from tests.support.parked import engine_here, lock_of
+from tests.support.parked import engine_here, lock_of, wait_until_parked
 
 pytestmark = pytest.mark.slow
 
@@ -148,7 +148,7 @@ def test_when_it_was_revoked_while_it_was_parked(m, worker, account):
     m.without.delay(slow)
     _began(worker, slow)
     first = m.starts.delay(slow)
-    wait_for(lambda: first.state == "BLOCKED", what="it to be parked")
+    wait_until_parked(worker, f"account:{slow}")
     first.revoke()
     with pytest.raises(TaskRevokedError):
         first.get(timeout=20)
@@ -161,7 +161,7 @@ def test_when_somebody_waits_for_it_and_it_was_revoked_while_it_was_parked(m, wo
     m.without.delay(slow)
     _began(worker, slow)
     step = m.done.apply_async((slow,), link=m.without.si(account))
-    wait_for(lambda: step.state == "BLOCKED", what="it to be parked")
+    wait_until_parked(worker, f"account:{slow}")
     step.revoke()
     with pytest.raises(TaskRevokedError):
         step.get(timeout=20)

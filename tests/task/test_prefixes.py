@@ -9,6 +9,7 @@ import pytest
 
 from celery_relock.admin import Locks
 from tests.support import wait_for
+from tests.support.parked import wait_until_parked
 
 # By these names the app has them.
 WAYS = [
@@ -151,7 +152,7 @@ def test_it_has_that_also_of_a_member_that_somebody_cancels(worker, m, account):
     m.tenant.set("acme:")
     with m.look.lock_for(f"{account}-held"):
         member = _send_chord(m, m.look.si(f"{account}-held"), account)
-        wait_for(lambda: member.state == "BLOCKED", what="the member to wait")
+        wait_until_parked(worker, f"acme:account:{account}-held")  # BLOCKED is stored before
         m.tenant.set("")
         assert Locks(m.app).cancel(member.id)
 
