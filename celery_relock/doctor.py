@@ -660,7 +660,7 @@ def _parked(
         if each.home not in own
         and not (each.lock.startswith(DEBOUNCE) and workers and workers.told)  # see `_bursts`
     }
-    for each in unresumed[:1]:
+    for each in [*unresumed.values()][:1]:
         yield Finding(
             "parked",
             ERROR,
@@ -707,22 +707,24 @@ def _parked(
 
 
 def _unattended(
-    app: Any, engine: Engine, workers: _Workers | None, parked: Iterable[ParkedTask]
-) -> tuple[dict[str, ParkedTask], list[ParkedTask]]:
-    """Of the parked tasks of this app: one for each queue that no worker consumes; and those whose
-    queue is consumed by workers without the library alone."""
+    app: Any, engine: Engine, workers: _Workers | None, parked: Sequence[ParkedTask]
+) -> tuple[dict[str, ParkedTask], dict[str, ParkedTask]]:
+    """One parked task of this app for each queue that no worker consumes; and one for each that
+    workers without the library alone consume."""
     unserved: dict[str, ParkedTask] = {}
-    unresumed: list[ParkedTask] = []
+    unresumed: dict[str, ParkedTask] = {}
     if workers is None or not workers.is_whole or not broker.has_remote_control(app):
         return unserved, unresumed
-    for each in parked:
+    # Redis is asked once about each queue, however many are parked. The first is named.
+    first = {parking.channel(p.home, p.queue): p for p in reversed(parked) if p.queue}
+    for channel, each in first.items():
         is_read = each.queue in workers.queues
-        if not each.queue or (is_read and workers.told):
+        if is_read and workers.told:
             continue
-        if engine.backend.consumed(parking.channel(each.home, each.queue)):
+        if engine.backend.consumed(channel):
             continue  # by one that does not answer
         if is_read:
-            unresumed.append(each)
+            unresumed.setdefault(each.queue, each)
         else:
             unserved.setdefault(each.queue, each)
     return unserved, unresumed

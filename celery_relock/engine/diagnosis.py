@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import TypeAlias
 
 from .inspection import Server
 
@@ -36,9 +35,6 @@ class Finding:
     what: str
     why: str
     do: str
-
-
-Check: TypeAlias = Callable[[Server], Iterator[Finding]]
 
 
 def _version(server: Server) -> Iterator[Finding]:
@@ -189,7 +185,9 @@ def serious(servers: Sequence[Server]) -> Iterator[Finding]:
     yield from _of_each(servers, (_version, _role, _eviction, _persistence, _replicas))
 
 
-def _of_each(servers: Sequence[Server], checks: Sequence[Check]) -> Iterator[Finding]:
+def _of_each(
+    servers: Sequence[Server], checks: Sequence[Callable[[Server], Iterator[Finding]]]
+) -> Iterator[Finding]:
     """What is wrong with each of them; of several servers with the addresses where it is so."""
     where: dict[Finding, list[str]] = {}
     for check in checks:
