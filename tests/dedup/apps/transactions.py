@@ -115,14 +115,15 @@ WAYS = {each.__name__: each for each in (rolled_back, failed, in_a_coroutine, co
 def replaced(task, way):
     """What becomes of a call that is replaced before it is due."""
     account = uuid.uuid4().hex
-    first = task.apply_async((account, "first"), countdown=1)
+    # A busy machine can take a second or more between the two.
+    first = task.apply_async((account, "first"), countdown=5)
     second = way(lambda: task.delay(account, "second"))
     return account, first, second
 
 
 def states_of(account, *calls):
     with suppress(AssertionError):  # the test says what is amiss
-        wait_for(lambda: all(each.ready() for each in calls), 10)
+        wait_for(lambda: all(each.ready() for each in calls), 20)
     told = {"account": account, "ids": [each.id for each in calls]}
     return {**told, "states": [each.state for each in calls]}
 
