@@ -14,11 +14,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias
-from weakref import WeakValueDictionary
 
 from celery.app.task import Context
 from celery.exceptions import TimeLimitExceeded, WorkerLostError
-from celery.signals import task_failure, task_received, task_retry, task_revoked
+from celery.signals import task_failure, task_retry, task_revoked
 from celery.states import REVOKED
 
 from ..declaration import engine_of
@@ -34,7 +33,7 @@ from . import events as worker_events
 from .conflict import again_of
 from .consumer import consumes_here
 from .ending import end_unexecuted, locks_of, puts_back, remember_for, withdraw_later
-from .message import ENTER, HEADER, has_begun, header_of, is_lockable
+from .message import ENTER, ended_request, has_begun, header_of, is_lockable
 
 
 def is_ours(task: Any, request: Any) -> bool:
@@ -135,25 +134,16 @@ def clear_away(
             logger.warning("Cannot release " + what + ": %s", request.id, error)
 
 
-# The requests that a worker has at this moment, by the identity of their arguments: who tells of a
-# lost process has only these, and the task id, which is also that of a retry.
-_received: WeakValueDictionary[int, Any] = WeakValueDictionary()
-
-
-def _note(sender: Any = None, request: Any = None, **_: Any) -> None:
-    if HEADER in request.request_dict or is_lockable(request.task):
-        _received[id(request.kwargs)] = request
-
-
-def _lost(sender: Any = None, exception: Any = None, kwargs: Any = None, **_: Any) -> None:
+def _lost(sender: Any = None, exception: Any = None, **_: Any) -> None:
     """A task's process is gone, or is about to go. Its message comes again if Celery puts it back,
     as it does after some time limits; else it was acknowledged, or rejected."""
+    # Not by the task id, which is also that of a retry. None where a body raises such an error.
+    request = ended_request()
     is_lost = isinstance(exception, WorkerLostError | TimeLimitExceeded)
-    if not is_lost or has_begun(sender.request_stack.top):  # a body raises what it likes
+    if not is_lost or request is None or puts_back(sender, exception):
         return
-    request = _received.get(id(kwargs))
-    if request is not None and not puts_back(sender, exception):
-        told = Context(request.request_dict, args=request.args, kwargs=request.kwargs)
+    told = Context(request.request_dict, args=request.args, kwargs=request.kwargs)
+    if is_ours(sender, told):
         clear_soon(sender.app, told, sender, remember=remember_for(sender, exception), began=True)
 
 
@@ -170,6 +160,5 @@ def _retried_lost(sender: Any = None, request: Any = None, reason: Any = None, *
 
 
 task_revoked.connect(_revoked, weak=False, dispatch_uid="celery_relock")
-task_received.connect(_note, weak=False, dispatch_uid="celery_relock.leftovers")
 task_failure.connect(_lost, weak=False, dispatch_uid="celery_relock")
 task_retry.connect(_retried_lost, weak=False, dispatch_uid="celery_relock.leftovers")

@@ -59,8 +59,8 @@ _PARSED = "relock_read"
 
 #: The executions whose bodies this call stack is inside of, the innermost last.
 inside: ContextVar[tuple[Any, ...]] = ContextVar("relock_inside", default=())
-# Our header in the message that Celery ends here (see `that_tells_its_end`).
-_ended_here: ContextVar[object] = ContextVar("relock_ended_here", default=None)
+# The message that Celery ends here (see `that_tells_its_end`).
+_ended_here: ContextVar[Any] = ContextVar("relock_ended_here", default=None)
 
 
 def running_request() -> Any | None:
@@ -90,7 +90,7 @@ def that_tells_its_end(base: type[Any]) -> type[Any]:
 
         @wraps(end)
         def ended(self: Any, *args: Any, **kwargs: Any) -> Any:
-            token = _ended_here.set(self.request_dict.get(HEADER))
+            token = _ended_here.set(self)
             try:
                 return end(self, *args, **kwargs)
             finally:
@@ -100,6 +100,11 @@ def that_tells_its_end(base: type[Any]) -> type[Any]:
 
     names = ("on_failure", "on_timeout", "revoked", "terminate")
     return type(base.__name__, (base,), {name: ends(name) for name in names})
+
+
+def ended_request() -> Any | None:
+    """The `celery.worker.request.Request` that is ended here and now; None if none is."""
+    return _ended_here.get()
 
 
 def work_for(task: Any, request: Any | None) -> Work:
@@ -474,8 +479,9 @@ def prefix_here() -> str | None:
     for request in (running_request(), *[each.request for each in reversed(inside.get())]):
         if request is not None and (prefix := header_of(request).prefix) is not None:
             return prefix
-    ended = parse(_ended_here.get())
-    return None if ended is None else ended.prefix
+    ended = _ended_here.get()
+    header = None if ended is None else parse(ended.request_dict.get(HEADER))
+    return None if header is None else header.prefix
 
 
 def prefix_of(own: str | Callable[[], str]) -> str | None:

@@ -41,6 +41,7 @@ from kombu.utils.limits import TokenBucket
 from pydantic import BaseModel
 
 from celery_relock.worker import delayed
+from celery_relock.worker.message import ended_request, that_tells_its_end
 from tests.support.worker import ROOT
 
 CHECKS = {}
@@ -103,7 +104,8 @@ def received(task, **options):
     with task.app.connection_for_read() as connection:
         message = connection.SimpleQueue("parts").get(timeout=30)
         message.ack()
-    return message, Request(message, app=task.app, hostname="a@b", task=task, on_ack=list)
+    made = symbol_by_name(task.Request)
+    return message, made(message, app=task.app, hostname="a@b", task=task, on_ack=list)
 
 
 def worker_of(app, **options):
@@ -211,6 +213,21 @@ def check_ends():
     assert all(map(partial(hasattr, Request), ("on_failure", "on_timeout")))
     assert "_announce_revoked" in Request.revoked.__code__.co_names
     assert "_announce_revoked" in Request.terminate.__code__.co_names
+    _, task = app_with_a_task()
+    task.Request = that_tells_its_end(Request)
+    _, request = received(task)
+    seen = []
+
+    def tell(**_):
+        seen.append(ended_request())
+
+    task_failure.connect(tell, sender=task)
+    try:
+        raise WorkerLostError
+    except WorkerLostError:
+        request.on_failure(ExceptionInfo())
+    assert seen == [request]
+    assert ended_request() is None
 
 
 @row("`Context.__dict__` has what the message said of `ignore_result`")
@@ -227,23 +244,6 @@ def _():
     names = {*Request.on_failure.__code__.co_names}
     one, both = {"acks_on_failure_or_timeout"}, {"acks_on_failure", "acks_on_timeout"}
     assert names >= one or names >= both, names
-
-
-@row("`task_failure` of a lost process has the very `kwargs` of its `Request`")
-def _():
-    _, task = app_with_a_task()
-    _, request = received(task)
-    seen = []
-
-    def tell(kwargs, **_):
-        seen.append(kwargs)
-
-    task_failure.connect(tell, sender=task)
-    try:
-        raise WorkerLostError
-    except WorkerLostError:
-        request.on_failure(ExceptionInfo())
-    assert [kwargs is request.kwargs for kwargs in seen] == [True]
 
 
 @row("the function that autoretry puts around `run` closes over its options")
