@@ -15,35 +15,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..engine.engine import Engine
 from ..engine.events import logger
 from ..engine.hold import Body, MakeHold
-from ..engine.lease import Lease
 from ..engine.protocol import COOLDOWN, KEPT, Release, Successor
 from ..errors import RelockError
 from .delivery import delivery_of
 from .ending import end_unexecuted, keep_only, locks_of
 from .message import header_of
 
+if TYPE_CHECKING:
+    from .conflict import Attempt
 
-def after(
-    run_body: Body, message: Any | None, engine: Engine, lease: Lease, seconds: float
-) -> Body:
+
+def after(run_body: Body, attempt: Attempt, seconds: float) -> Body:
     """A body after which its locks cool down."""
 
     def run(make_hold: MakeHold) -> Any:
         result = run_body(make_hold)
-        _begin(message, engine, lease, seconds)
+        _begin(attempt, seconds)
         return result
 
     return run
 
 
-def _begin(message: Any | None, engine: Engine, lease: Lease, seconds: float) -> None:
+def _begin(attempt: Attempt, seconds: float) -> None:
     """Leave the locks that were acquired, and not re-entered, to nobody for so long, unless a retry
     was sent."""
+    engine, lease, message = attempt.engine, attempt.lease, attempt.message
     delivery = None if message is None else delivery_of(message)
     if delivery is not None and delivery.retry is not None:
         return

@@ -33,7 +33,6 @@ from celery.states import SUCCESS
 from ..declaration import Declaration, engine_of, unbegun
 from ..dedup import worker as dedup
 from ..engine import ids, reentrancy
-from ..engine.engine import Engine
 from ..engine.hold import Body, Hold, MakeHold, Share
 from ..engine.interrupt import Interruption
 from ..engine.lease import Lease, State
@@ -106,7 +105,7 @@ class BodyCall(NamedTuple):
 def run(call: BodyCall) -> Any:
     """Call a task's body under its locks."""
     task = call.task
-    request, execution = getattr(task.request_stack, "top", None), None  # no app: no stack
+    request, execution = task.request_stack.top, None
     if (delivery := getattr(request, DELIVERY, None)) and delivery.aside:
         company.keep_aside(task)  # its `__call__` has handled that, and calls once more
     try:
@@ -287,16 +286,12 @@ class Execution:
             stuck=stuck if header is None else (*stuck, *header.stuck),
             parked_at="" if header is None else header.parked_at,
         )
+        attempt = Attempt(task, engine, lease, options, message)
         self.unasked = ()
         # What a workflow holds goes on to the retry as to any other message of the workflow.
-        is_kept = options.keep_on_retry and options.hold != "workflow"
-        to_retry = (
-            retry.LeftToRetry(task, message, engine, lease, options.gap_ttl)
-            if is_kept and message is not None
-            else None
-        )
+        is_kept = options.keep_on_retry and options.hold != "workflow" and message is not None
+        to_retry = retry.LeftToRetry(attempt) if is_kept else None
         over = False  # whether the message is acknowledged for good
-        attempt = Attempt(task, engine, lease, options, message)
         try:
             kept = self.header is not None and self.header.kept
             held = (retry.obtain_kept if kept else obtain)(attempt)
@@ -306,7 +301,7 @@ class Execution:
             else:
                 reentrancy.push(lease)
                 if message is not None and options.hold == "workflow":
-                    steps.keep_for_chain(message, engine, lease, options)
+                    steps.keep_for_chain(attempt)
                 for name, fence, reentered in zip(names, held.fences, held.reentered, strict=True):
                     shares.append(Share(name, lease, fence, reentered))
                 is_whole = names == self.names
@@ -317,7 +312,7 @@ class Execution:
                     unbroken=unbroken and lease.unbroken,
                     engine=engine if is_whole else None,
                 )
-                run_body = self._watched(run_body, engine, lease, make_hold, to_retry)
+                run_body = self._watched(run_body, attempt, make_hold, to_retry)
             try:
                 result = run_body(make_hold)
             except Exception as error:
@@ -367,20 +362,19 @@ class Execution:
     def _watched(
         self,
         run_body: Body,
-        engine: Engine,
-        lease: Lease,
+        attempt: Attempt,
         make_hold: MakeHold,
         to_retry: retry.LeftToRetry | None,
     ) -> Body:
         """A body that a lost lock ends, whose retry gets the hold, and after which the lock cools
         down: what the options ask for."""
-        options = self.declared.options
+        options = attempt.options
         if options.on_lost == "raise":
-            run_body = _interrupted(run_body, lease, make_hold)
+            run_body = _interrupted(run_body, attempt.lease, make_hold)
         if to_retry is not None:
             run_body = to_retry.keeping()(run_body)
         if options.cooldown is not None:
-            run_body = cooldown.after(run_body, self.message, engine, lease, options.cooldown)
+            run_body = cooldown.after(run_body, attempt, options.cooldown)
         return run_body
 
     def run_body(self, make_hold: MakeHold | None) -> Any:

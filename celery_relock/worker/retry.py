@@ -40,24 +40,20 @@ class LeftToRetry:
     """What a running body leaves to its retry.
 
     Attributes:
-        margin: for how many seconds after the retry is due the hold is kept.
+        attempt: by which the body has its locks.
         needed: the lock names that the retry needs.
         open: whether the body has ended, and Celery has yet to make the retry of its error, or to
             store the state RETRY.
     """
 
-    task: Any
-    message: Any
-    engine: Engine
-    lease: Lease
-    margin: float
+    attempt: Attempt
     needed: tuple[str, ...] = ()
     open: bool = False
 
     @contextmanager
     def keeping(self) -> Iterator[None]:
         """Around a body: if it has sent its retry, the lease is left to that, however it ends."""
-        delivery, raised = delivery_of(self.message), None
+        delivery, raised = delivery_of(self.attempt.message), None
         delivery.left_to_retry = self
         try:
             yield
@@ -67,28 +63,30 @@ class LeftToRetry:
         finally:
             if delivery.retry is not None:
                 self.leave(delivery.retry)
-            is_left = self.lease.successor is not None and has_retried(delivery, raised)
-            if is_left or is_autoretried(self.task, raised):
+            is_left = self.attempt.lease.successor is not None and has_retried(delivery, raised)
+            if is_left or is_autoretried(self.attempt.task, raised):
                 afterwards(partial(self.end, raised))
                 self.open = True
 
     def leave(self, sent: Retried) -> None:
         """Leave the lease to the retry, if that needs any of it; release what it does not need."""
-        kept = tuple(name in self.needed for name in self.lease.claim.names)
+        lease, gap = self.attempt.lease, self.attempt.options.gap_ttl
+        kept = tuple(name in self.needed for name in lease.claim.names)
         if not any(kept):
             return
         if not all(kept):
-            keep_only(self.engine, self.lease, kept)
-        keep = keep_for(self.margin, sent.fields.get("eta"), sent.fields.get("expires"))
-        self.lease.successor = Successor(sent.execution_id, keep)
+            keep_only(self.attempt.engine, lease, kept)
+        keep = keep_for(gap, sent.fields.get("eta"), sent.fields.get("expires"))
+        lease.successor = Successor(sent.execution_id, keep)
 
     def end(self, error: Exception | None) -> None:
         """The message is over: the retry of its error was sent, or there is none."""
-        delivery = delivery_of(self.message)
+        task, engine, lease, _, message, _ = self.attempt
+        delivery = delivery_of(message)
         if delivery.retry is not None:
             self.leave(delivery.retry)
-        over = is_acknowledged(self.task, error)
-        release(self.engine, self.lease, ended=over and header_of(self.message).own)
+        over = is_acknowledged(task, error)
+        release(engine, lease, ended=over and header_of(message).own)
 
 
 def obtain_kept(attempt: Attempt) -> Held | None:
@@ -155,8 +153,8 @@ def on_publish(body: Any, header: dict[str, Any], retried: Delivery | None) -> N
             header["kept"] = [list(each) for each in awaited]
         return
     left: LeftToRetry = retried.left_to_retry
-    lease = left.lease
-    left.needed = _names_of(left.task, *body[:2])
+    lease = left.attempt.lease
+    left.needed = _names_of(left.attempt.task, *body[:2])
     kept = zip(lease.claim.names, lease.fences, strict=True)
     header["kept"] = [[name, fence] for name, fence in kept if name in left.needed]
     header["before"] = [lease.claim.execution_id]

@@ -227,12 +227,13 @@ def begin(hold: StepHold) -> None:
     delivery.holds = (*delivery.holds, hold)
 
 
-def keep_for_chain(message: Any, engine: Engine, lease: Lease, options: LockOptions) -> None:
+def keep_for_chain(attempt: Attempt) -> None:
     """`lock_hold="workflow"`: what a task has acquired is kept for the rest of its chain."""
-    lock = WorkflowLock.of(ids.new_id(), lease, options)
+    message: Any = attempt.message
+    lock = WorkflowLock.of(ids.new_id(), attempt.lease, attempt.options)
     for each in (*(message.chain or ()), *(message.callbacks or ())):
         stamp(each, lock.id)
-    begin(StepHold(lock, engine, lease, message))
+    begin(StepHold(lock, attempt.engine, attempt.lease, message))
 
 
 # -- Around a step -------------------------------------------------------------------------------
