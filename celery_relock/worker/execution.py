@@ -158,7 +158,7 @@ class Execution:
         self.names: tuple[str, ...] = ()
         self.limits: Mapping[str, int] = {}
         self.owner = ""
-        self.unasked = leftovers.BEFORE_WORKFLOW
+        self.unasked = leftovers.ALL
         self.make_hold: MakeHold | None = None
 
     def begin(self) -> Header | None:

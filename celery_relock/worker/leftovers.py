@@ -60,10 +60,9 @@ _WORKFLOW = (steps.clear_away, "the hold left to %s, it ends after its gap")
 BEFORE_LOCKS: Leftovers = (_PARKED, _KEPT)
 BEFORE_LINE: Leftovers = (*BEFORE_LOCKS, _LINE)
 BEFORE_MARKER: Leftovers = (*BEFORE_LINE, _MARKER)
-#: The same, of one that has not acquired the locks of its workflow either.
-BEFORE_WORKFLOW: Leftovers = (*BEFORE_MARKER, _WORKFLOW)
-_ALL: Leftovers = (*BEFORE_MARKER, _COOLDOWN, _WORKFLOW)
 _BUT_PARKED: Leftovers = (_KEPT, _LINE, _MARKER, _COOLDOWN, _WORKFLOW)
+#: Also of one that has not acquired the locks of its workflow, or that has begun.
+ALL: Leftovers = (_PARKED, *_BUT_PARKED)
 
 
 def _end_own(engine: Engine, request: Any, remember: float | None, task: Any, **_: Any) -> None:
@@ -111,7 +110,7 @@ def clear_away(
     app: Any,
     request: Any,
     task: Any = None,
-    leftovers: Leftovers = _ALL,
+    leftovers: Leftovers = ALL,
     remember: float | None = None,
     began: bool = False,
 ) -> None:
