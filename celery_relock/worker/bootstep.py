@@ -140,7 +140,7 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
         # Before the pool forks, so that its children have it.
         begin(w.app)
         hand_on(w.app, begin_spawned)
-        parking.carry(_may_be_parked)
+        parking.carry()
         w.relock_resumer = Resumer(engine, control.Revoked(engine.backend), _resumed_here)
         self._watchers = Reaper(engine.backend, engine.parking), w.relock_resumer
 
@@ -204,10 +204,3 @@ def _resumed_here() -> list[str]:
         return []  # the main thread has just received one; the next look is soon
     headers = (parse(request.request_dict.get(HEADER)) for request in waiting)
     return [header.execution_id for header in headers if header is not None and header.attempts]
-
-
-def _may_be_parked(request: Any) -> bool:
-    if is_lockable(request.task) and request.task._relock_declares():
-        return True
-    header = parse(request.request_dict.get(HEADER))
-    return header is not None and bool(header.workflow_locks)

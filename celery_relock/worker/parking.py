@@ -39,7 +39,7 @@ from ..errors import LockConfigError, LockUnavailable, RelockError
 from . import delayed
 from . import events as worker_events
 from .broker import answers, is_amqp, producer_of
-from .message import HEADER, Header, header_of
+from .message import HEADER, Header, header_of, is_lockable, parse
 
 # A message of more bytes is not parked: it stays with the broker, which is made for it.
 LARGEST = 1_000_000
@@ -107,21 +107,22 @@ class Carried(str):
         return Carried, (self.message,)
 
 
-def carry(wanted: Callable[[Any], bool]) -> None:
+def carry() -> None:
     """Let requests carry their messages, from now on and in this process: the main process of a
-    worker, before it has its pool.
+    worker, before it has its pool."""
+    task_received.connect(_received, weak=False, dispatch_uid="celery_relock.carry")
 
-    Args:
-        wanted: of a `celery.worker.request.Request`, whether its message may be parked. It is
-            asked for each message that the worker receives.
-    """
 
-    def receive(sender: Any, request: Any, **_: Any) -> None:
-        if "task" in request.message.headers and wanted(request):  # else it is of protocol 1
-            _carry(sender, request)
+def _received(sender: Any = None, request: Any = None, **_: Any) -> None:
+    if "task" in request.message.headers and _may_be_parked(request):  # else it is of protocol 1
+        _carry(sender, request)
 
-    task_received.disconnect(dispatch_uid="celery_relock.carry")
-    task_received.connect(receive, weak=False, dispatch_uid="celery_relock.carry")
+
+def _may_be_parked(request: Any) -> bool:
+    if is_lockable(request.task) and request.task._relock_declares():
+        return True
+    header = parse(request.request_dict.get(HEADER))
+    return header is not None and bool(header.workflow_locks)
 
 
 def _carry(consumer: Any, request: Any) -> None:
