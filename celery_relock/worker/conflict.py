@@ -603,7 +603,7 @@ def seconds_left(message: Any, options: LockOptions) -> float | None:
     """Seconds that are left of `lock_max_wait`; None without one."""
     if options.max_wait is None:
         return None
-    return header_of(message).again().since + options.max_wait - time.time()
+    return (header_of(message).since or time.time()) + options.max_wait - time.time()
 
 
 def seconds_to_resume(left: float | None, message: Any) -> float | None:
