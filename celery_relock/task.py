@@ -380,7 +380,7 @@ def _locked(body: Any) -> Callable[..., Any]:
         from .worker import execution  # who only sends never loads it
 
         own = declaration(type(self))
-        return execution.run(execution.BodyCall(self, own, run, call, args, kwargs))
+        return execution.run(execution.Execution(self, own, run, call, args, kwargs))
 
     if isinstance(body, staticmethod):
         # What shows its signature drops the first parameter, as of any method.

@@ -96,7 +96,7 @@ def _prepare(task: Any) -> None:
         known = known_delivery(task.request_stack.top)
         if known is not None and known.begun and known.aside is None:
             return body(*args, **kwargs)  # a call from inside of the body: a function's
-        return execution.run(execution.BodyCall(task, declared, run, body, args, kwargs))
+        return execution.run(execution.Execution(task, declared, run, body, args, kwargs))
 
     @wraps(replace)
     def replaced(sig: Any) -> Any:

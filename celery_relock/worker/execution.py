@@ -25,7 +25,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
-from typing import Any, NamedTuple
+from typing import Any
 
 from celery.signals import task_failure, task_postrun, task_retry
 from celery.states import SUCCESS
@@ -84,37 +84,18 @@ def current(task: Any) -> Hold | None:
     return None
 
 
-class BodyCall(NamedTuple):
-    """A call of a task's body.
-
-    Attributes:
-        declared: by the task; of one that is no `LockedTask`, that it has no lock.
-        by: the `run` that was called. A body that calls the one of its base class
-            (`super().run()`) comes by another one.
-        body: the task's own code.
-    """
-
-    task: Any
-    declared: Declaration
-    by: Callable[..., Any]
-    body: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-
-def run(call: BodyCall) -> Any:
+def run(execution: Execution) -> Any:
     """Call a task's body under its locks."""
-    task = call.task
-    request, execution = task.request_stack.top, None
-    if (delivery := getattr(request, DELIVERY, None)) and delivery.aside:
+    task = execution.task
+    delivery = getattr(task.request_stack.top, DELIVERY, None)
+    if delivery is not None and delivery.aside:
         company.keep_aside(task)  # its `__call__` has handled that, and calls once more
     try:
         outer = inside.get()
-        if outer and outer[-1].covers(call):
-            return call.body(*call.args, **call.kwargs)
-        execution = Execution(call)
+        if outer and outer[-1].covers(execution):
+            return execution.body(*execution.args, **execution.kwargs)
         header = execution.begin()
-        begins_workflow = call.declared.options.hold == "workflow"
+        begins_workflow = execution.declared.options.hold == "workflow"
         if header is not None and (header.workflow_locks or begins_workflow):
             result = steps.around(task, execution.message, execution.run_named)
         else:
@@ -122,12 +103,12 @@ def run(call: BodyCall) -> Any:
     # No call here, not even of what is built in: a signal's exception there would make a failure of
     # what waits.
     except (Aside, SentAgain) as aside:
-        if execution is not None and execution.delivery is not None:
+        if execution.delivery is not None:
             execution.delivery.aside = aside
         aside.__traceback__ = None
         raise aside from None
     except Exception as error:
-        if execution is not None and (task.acks_late or execution.unasked):
+        if task.acks_late or execution.unasked:
             execution.note_end(error)
         error.with_traceback(company.shown(error))  # no assignment: an exception may refuse that
         raise error
@@ -140,6 +121,11 @@ class Execution:
     """One call of a task's body.
 
     Attributes:
+        declared: by the task, and for this call instead; of one that is no `LockedTask`, that it
+            has no lock.
+        by: the `run` that was called. A body that calls the one of its base class
+            (`super().run()`) comes by another one.
+        body: the task's own code.
         request: Celery's, None for a direct call; `message` is the same if a message is behind it,
             which an eager or direct call has not, and so can be neither parked nor sent again.
             `header` is the message's.
@@ -149,8 +135,21 @@ class Execution:
         make_hold: makes what `self.lock` shows; None before there is a hold.
     """
 
-    def __init__(self, call: BodyCall) -> None:
-        self.task, self.declared, self.by, self.body, self.args, self.kwargs = call
+    def __init__(
+        self,
+        task: Any,
+        declared: Declaration,
+        by: Callable[..., Any],
+        body: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        self.task = task
+        self.declared = declared
+        self.by = by
+        self.body = body
+        self.args = args
+        self.kwargs = kwargs
         self.request: Any = None
         self.message: Any = None
         self.delivery: Delivery | None = None
@@ -188,7 +187,7 @@ class Execution:
             raise Late("is the copy of another worker")
         return header
 
-    def covers(self, call: BodyCall) -> bool:
+    def covers(self, call: Execution) -> bool:
         """Whether its body calls that of a base class, for which it has the locks. Arguments that
         do not fit the task, but that body alone, name no locks."""
         if call.task is not self.task or call.by is self.by:
