@@ -18,7 +18,7 @@ from ..declaration import declaration
 from ..engine import events
 from ..engine.engine import Engine
 from ..engine.lease import Lease
-from ..engine.protocol import Held, Successor
+from ..engine.protocol import MAY_COME, Held, Successor
 from ..errors import RelockError
 from ..naming.names import Misfit
 from .conflict import Attempt, obtain, release
@@ -109,7 +109,7 @@ def obtain_kept(attempt: Attempt) -> Held | None:
         clear_later(remember_unlocked(attempt, None))
         return None
     if any(name not in names for name, _ in kept):  # a deploy has changed its names
-        clear_later(0.0, but=names)
+        clear_later(MAY_COME, but=names)
     _look_for_a_gap(attempt.lease, dict(kept))
     return held
 
