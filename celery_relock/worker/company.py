@@ -106,13 +106,11 @@ def keep_aside(task: Any) -> None:
     delivery = known_delivery(request)
     if delivery is None or delivery.aside is None:
         return
-    if not delivery.aside_told:
-        delivery.aside_told = True
-        logger.warning(
-            "%s[%s]: %s handles the exception that tells that this call waits or is a copy (%s). "
-            "It is raised once more. Let celery.exceptions.Ignore and Retry through there",
-            *(task.name, request.id, type(task).__call__.__qualname__, delivery.aside),
-        )
+    logger.warning(
+        "%s[%s]: %s handles the exception that tells that this call waits or is a copy (%s). "
+        "It is raised once more. Let celery.exceptions.Ignore and Retry through there",
+        *(task.name, request.id, type(task).__call__.__qualname__, delivery.aside),
+    )
     raise delivery.aside from None
 
 

@@ -42,7 +42,6 @@ class Delivery:
         over: with `acks_late`, whether the end was remembered, because what the body ended with
             acknowledges the message.
         aside: what tells that it is set aside: it waits, or is a copy.
-        aside_told: whether it was logged that somebody handled that.
         was_blocked: whether BLOCKED was stored in it, or RETRY because of its lock. Its message
             need not be parked, or sent again: its lock may have come free just then, or the broker
             be away.
@@ -62,7 +61,6 @@ class Delivery:
     begun: bool = False
     over: bool = False
     aside: Exception | None = None
-    aside_told: bool = False
     was_blocked: bool = False
     stored_by: float = 0.0
     retry: Retried | None = None
