@@ -65,7 +65,7 @@ from .consumer import consumes_here
 from .delivery import delivery_of
 from .ending import call_off, is_acknowledged, remember_unlocked, withdraw_later
 from .events import show
-from .message import Header, header_of, inside, keep_header, moment, running_request, work_for
+from .message import Header, header_of, inside, keep_header, running_request, seconds_to, work_for
 from .parking import park_request, send_again
 from .states import (
     Dropped,
@@ -594,9 +594,10 @@ def _has_sent_its_retry(message: Any, error: object) -> bool:
 
 def pause_for(message: Any, options: LockOptions) -> float | None:
     """Seconds until the message is to be sent again, None when `lock_max_wait` is over."""
-    pause = pause_before(header_of(message).attempts + 1)
-    left = seconds_left(message, options)
-    return pause if left is None else min(pause, left) if left > 0 else None
+    pause, left = pause_before(header_of(message).attempts + 1), seconds_left(message, options)
+    if left is None:
+        return pause
+    return min(pause, left) if left > 0 else None
 
 
 def seconds_left(message: Any, options: LockOptions) -> float | None:
@@ -611,11 +612,10 @@ def seconds_to_resume(left: float | None, message: Any) -> float | None:
 
     Then its wait is over, or it has expired, which a worker finds when it receives the message.
     """
-    expires = moment(message.expires)
+    expires = seconds_to(message.expires)
     if expires is None:
         return left
-    until = max(expires - time.time() + 0.01, 0.0)
-    return until if left is None else min(left, until)
+    return expires + 0.01 if left is None else min(left, expires + 0.01)
 
 
 def pause_before(attempt: int) -> float:
