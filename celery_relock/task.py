@@ -184,7 +184,7 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
             own, prefix = {**before.options, **own}, before.prefix
         prefix = prefix_of(declared.prefix) if prefix is None else prefix
         declared.of_call(own, prefix)
-        if own or prefix:
+        if own or prefix is not None:
             told = Header(ids.new_id(), options=own, prefix=prefix)
             options["headers"] = {**headers, HEADER: told.content()}
         return super().apply(args, kwargs, *more, **options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 import celery
 import pytest
@@ -203,3 +204,23 @@ def test_a_direct_call_from_inside_of_one_has_no_header_of_ours(eager, key):
         return task.request.headers if inside else task(inside=True)
 
     assert body.apply().get() == {}
+
+
+@pytest.mark.parametrize("way", ["delay", "apply"])
+def test_who_calls_without_a_tenant_says_so_as_in_a_message(eager, way):
+    tenant = ContextVar("tenant", default="")
+    eager.app.conf.relock_prefix = tenant.get
+
+    class Sets(LockedTask):
+        def __call__(self, *args, **kwargs):
+            token = tenant.set("acme:")
+            try:
+                return super().__call__(*args, **kwargs)
+            finally:
+                tenant.reset(token)
+
+    @eager.app.task(base=Sets, bind=True, lock_key="account")
+    def named(self):
+        return self.lock.name
+
+    assert getattr(named, way)().get() == "account"
