@@ -269,17 +269,20 @@ def _decide(attempt: Attempt, answer: Conflict | OtherAttempt | Ended | Deadlock
     policy = "duplicate" if copy is not None else _policy(options, answer, error)
     if policy not in WAITS and isinstance(answer, Conflict) and answer.fence in attempt.kept_fences:
         policy = "wait"
+    left = None if message is None else seconds_left(message, options)
     # Without a message it cannot wait elsewhere.
     stays = policy == "block" or (policy in WAITS and message is None)
     if policy in WAITS:
         _warn_of_an_ancestor(attempt, answer)
     if stays:
-        return _stay(attempt, _patience_in_slot(attempt))
-    attempt.lease.tell("conflict", error.reason, policy=_as_done(policy, attempt))
+        return _stay(attempt, _patience_in_slot(options, left))
+    is_over = policy in WAITS and left is not None and left <= 0
+    policy = "raise" if is_over else policy
+    attempt.lease.tell("conflict", error.reason, policy=policy)
     if copy is not None:
         return _wait_behind(attempt, copy, error)
     if policy == "wait":
-        return _park(attempt, answer, error)
+        return _park(attempt, answer, error, left)
     if policy == "retry":
         return _send_again(attempt, answer, error)
     if policy == "drop":
@@ -288,12 +291,10 @@ def _decide(attempt: Attempt, answer: Conflict | OtherAttempt | Ended | Deadlock
     _refuse(attempt, answer, error)
 
 
-def _patience_in_slot(attempt: Attempt) -> float:
+def _patience_in_slot(options: LockOptions, left: float | None) -> float:
     """For how many seconds it can wait there: what is left of `lock_max_wait`, or the default."""
     if _is_called_by_the_worker():
         return 0.0
-    message, options = attempt.message, attempt.options
-    left = None if message is None else seconds_left(message, options)
     return options.patience if left is None else max(left, 0.0)
 
 
@@ -348,14 +349,6 @@ def _policy(options: LockOptions, answer: Conflict | OtherAttempt, error: LockCo
     return str(chosen)
 
 
-def _as_done(policy: str, attempt: Attempt) -> str:
-    """The policy as it is carried out, and told: `raise` when the time to wait is over."""
-    if policy not in WAITS:
-        return policy
-    left = seconds_left(attempt.message, attempt.options)
-    return "raise" if left is not None and left <= 0 else policy
-
-
 def _wait_behind(attempt: Attempt, answer: OtherAttempt, error: LockConflict) -> Held | None:
     """Let a copy wait behind the execution that lives.
 
@@ -376,11 +369,10 @@ def _wait_behind(attempt: Attempt, answer: OtherAttempt, error: LockConflict) ->
     return _stay(attempt, None)
 
 
-def _park(attempt: Attempt, answer: Conflict | OtherAttempt, error: LockConflict) -> Held | None:
+def _park(
+    attempt: Attempt, answer: Conflict | OtherAttempt, error: LockConflict, left: float | None
+) -> Held | None:
     message: Any = attempt.message
-    left = seconds_left(message, attempt.options)
-    if left is not None and left <= 0:
-        _refuse(attempt, answer, error)
     request = _park_request(attempt, left)
     if request is None:
         return _send_again(attempt, answer, error)
