@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
-from collections.abc import Callable
 
 # When a child is lost, Celery calls some errbacks in the thread that consumes. A wait there would
 # stop the whole worker: no heartbeat, no new task. It need not be the main thread: the worker of
 # `celery.contrib.testing` consumes in another one, and a test may wait in the main thread.
-# And the test goes on when that has ended: then another thread can get its number.
-_consumer: tuple[int, Callable[[], threading.Thread | None]] = (0, lambda: None)
+_here = threading.local()
 
 
 def remember_consumer() -> None:
-    """Remember this thread as the one in which the worker consumes."""
-    global _consumer
-    _consumer = os.getpid(), weakref.ref(threading.current_thread())
+    """Remember this thread as one in which a worker consumes."""
+    _here.consumes_in = os.getpid()
 
 
 def consumes_here() -> bool:
-    """Whether this is the thread in which the worker consumes: it must wait for nobody."""
-    pid, thread = _consumer
-    return pid == os.getpid() and thread() is threading.current_thread()
+    """Whether a worker consumes in this thread: it must wait for nobody."""
+    # A forked child has a copy, and consumes nothing.
+    return getattr(_here, "consumes_in", None) == os.getpid()

@@ -338,7 +338,7 @@ def test_a_copy_without_a_result_has_to_run_for_what_comes_after_it(told, has_to
 
 
 def test_a_thread_with_the_number_of_one_in_which_a_worker_consumed_waits_as_any(monkeypatch):
-    monkeypatch.setattr(consumer, "_consumer", consumer._consumer)
+    monkeypatch.setattr(consumer, "_here", threading.local())
     said = []
 
     def consume():

@@ -71,7 +71,7 @@ def test_the_thread_that_consumes_asks_redis_nothing_for_a_revoked_message(
         return release(*told, **more)
 
     monkeypatch.setattr(backend, "release", noted)
-    monkeypatch.setattr(consumer, "_consumer", consumer._consumer)
+    monkeypatch.setattr(consumer, "_here", threading.local())
     consumer.remember_consumer()
 
     task_revoked.send(sender=app.tasks[ships.name], request=request, terminated=True)
