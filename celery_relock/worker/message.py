@@ -200,6 +200,7 @@ def retried_by(fields: Mapping[str, Any]) -> Delivery | None:
 #     conflict.again_of   late copies of it that have to run do so under this one
 #     marker.hold_id      holds its dedup marker
 #     steps.hold_id       holds a lock of its workflow
+#     COOLDOWN + the id   nobody's, to which its locks are left while they cool down
 
 
 class Header(NamedTuple):
