@@ -11,7 +11,7 @@ from typing import Any
 from celery.exceptions import SoftTimeLimitExceeded
 
 from .delivery import afterwards, delivery_of
-from .ending import has_retried, is_autoretried
+from .ending import is_retried
 
 
 class HeldBeside(ABC):
@@ -67,9 +67,7 @@ class HeldBeside(ABC):
     def _stays_open(self, error: BaseException | None) -> bool:
         """Whether a retry gets what is held: one that was sent, or that Celery's autoretry, which
         lies around the lock, is to make of this error. Then the execution ends with its message."""
-        if not (self.is_for_retries and isinstance(error, Exception)):
-            return False
-        if not (has_retried(self.delivery, error) or is_autoretried(self.task, error)):
+        if not (self.is_for_retries and is_retried(self.task, self.delivery, error)):
             return False
         if not self.begun:  # a conflict, say
             self.offer()

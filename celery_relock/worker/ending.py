@@ -4,6 +4,7 @@ it.
     is_acknowledged    whether its message is gone for good
     is_requeued        whether it is put back instead
     is_autoretried     whether a retry of its error takes its place
+    is_retried         whether any retry does
     is_over            as is_acknowledged, where a retry may still be sent; then its end comes later
     remember_for       for how long its end is remembered
     remember_unlocked  the same where it ends, or begins its body, without its locks
@@ -85,13 +86,15 @@ def puts_back(task: Any, error: BaseException) -> bool:
     return isinstance(error, Reject) and error.requeue
 
 
-def has_retried(delivery: Delivery, error: BaseException | None) -> bool:
-    """Whether a body ends because it has sent its retry.
+def is_retried(task: Any, delivery: Delivery, error: BaseException | None) -> bool:
+    """Whether a body ends because it has sent its retry, or with an error of which autoretry makes
+    one.
 
     That is let go only after `task_retry`: before, it could succeed first, and Celery would write
     its RETRY over that, so that `get()` never returns.
     """
-    return isinstance(error, Retry) and delivery.retry is not None
+    has_sent_it = isinstance(error, Retry) and delivery.retry is not None
+    return has_sent_it or is_autoretried(task, error)
 
 
 def is_autoretried(task: Any, error: BaseException | None) -> bool:

@@ -459,7 +459,7 @@ def _unreached(task: Any, request: Any, error: BaseException | None, state: str 
 
 
 def _retried(request: Any = None, **_: Any) -> None:
-    """Celery has stored that a retry was sent: only now is that let go, see `has_retried`."""
+    """Celery has stored that a retry was sent: only now is that let go, see `is_retried`."""
     running = running_request()
     if to_finish.stack and running is not None and running.id == request.id:
         finish()

@@ -25,9 +25,8 @@ from .conflict import Attempt, obtain, release
 from .delivery import Delivery, Retried, afterwards, delivery_of
 from .ending import (
     end_unexecuted,
-    has_retried,
     is_acknowledged,
-    is_autoretried,
+    is_retried,
     keep_only,
     remember_unlocked,
 )
@@ -63,8 +62,7 @@ class LeftToRetry:
         finally:
             if delivery.retry is not None:
                 self.leave(delivery.retry)
-            is_left = self.attempt.lease.successor is not None and has_retried(delivery, raised)
-            if is_left or is_autoretried(self.attempt.task, raised):
+            if is_retried(self.attempt.task, delivery, raised):
                 afterwards(partial(self.end, raised))
                 self.open = True
 
