@@ -95,13 +95,12 @@ class Relock:
         ends.join()
 
     def _end(self, name: str, holds: Sequence[HoldInfo]) -> None:
-        from .engine.renewal import keepalive, lose
+        from .engine.renewal import keepalive
 
         for hold in holds:
             lease = keepalive.find(hold.execution_id, hold.attempt_id)
             if lease is not None:
-                lose(lease, "the test let it expire")
-                keepalive.discard(lease)
+                keepalive.lose(lease, "the test let it expire")
         self._engine.backend.force_release(name)
 
     def sent(self, task: Any) -> list[Sent]:

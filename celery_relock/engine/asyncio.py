@@ -36,9 +36,8 @@ _PATIENCE = 2.0
 class TaskLease(Lease):
     """A lease that an asyncio task (None: who drives the loop) waits for and holds.
 
-    It is `unwanted` when its acquire was cancelled or has failed. Then, or if its loop is closed,
-    its acquirer is gone. What it is granted nevertheless is `unclaimed`, and released at once. What
-    somebody was told of is `abandoned`, also when its task has ended, and ends with its lease.
+    It is `unwanted` when its acquire was cancelled or has failed. Then it is `abandoned`, as it is
+    when its loop is closed, or the task that holds it has ended.
     """
 
     __slots__ = ("_engine", "_loop", "_ringing", "_task", "unwanted")
@@ -58,27 +57,20 @@ class TaskLease(Lease):
 
     @property
     def abandoned(self) -> bool:
-        if self._acquirer_is_gone:
+        loop = self._loop()
+        if self.unwanted or loop is None or loop.is_closed():
             return True
-        # Another task may wait for the lock, for one that has ended since: that one is told then.
-        if self.state is State.HELD and self._task is not None and not self.for_any_thread:
+        # Another task may acquire the lock for one that has ended since: that is told afterwards.
+        if self.holder is not None and self._task is not None and not self.for_any_thread:
             task = self._task()
             if task is None or task.done():
                 return True
         return super().abandoned
 
-    @property
-    def _acquirer_is_gone(self) -> bool:
-        loop = self._loop()
-        return self.unwanted or loop is None or loop.is_closed()
-
-    @property
-    def unclaimed(self) -> bool:
-        # Under gevent a greenlet would make the call, in the loop of the thread that asks.
-        return self.holder is None and self._acquirer_is_gone and not platform.green()
-
     def withdraw(self) -> None:
         self.unwanted = True
+        if platform.green():
+            return  # a greenlet would make the call, in the loop of the thread that asks
         engine = self._engine
         with suppress(RuntimeError):  # no thread to spare: its lease ends it
             pool = engine.pool_for(self.claim.names)

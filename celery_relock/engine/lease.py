@@ -165,17 +165,9 @@ class Lease:
         """Whether nobody is there any more who would release it."""
         return self.holder is not None and self.holder() is None
 
-    # A thread waits for its answer. A coroutine can be cancelled meanwhile, so `TaskLease` has its
-    # own of these two.
-
-    @property
-    def unclaimed(self) -> bool:
-        """Whether nobody was told that it holds, and nobody will be: what has it is to be withdrawn
-        at once."""
-        return False
-
     def withdraw(self) -> None:
-        """Release it in another thread, as it is unclaimed."""
+        """Release it in another thread, as it was abandoned before anybody was told that it holds.
+        (A thread waits for its answer. A coroutine can be cancelled meanwhile: see `TaskLease`.)"""
 
     def switch(self, to: State, *allowed: State) -> bool:
         """Go to a state if the present one is among those allowed. True if it did."""

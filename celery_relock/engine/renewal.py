@@ -64,7 +64,7 @@ class KeepAlive:
         self._used = True
         if not self._thread.on:
             self._thread.start()
-        if lease.next_look < self._wake_at or lease.unclaimed:
+        if lease.next_look < self._wake_at or lease.abandoned:
             self._ring()
 
     def discard(self, lease: Lease) -> None:
@@ -77,9 +77,24 @@ class KeepAlive:
             self.add(lease)
         else:
             # Past the deadline the server can have it all the same.
-            lose(lease, _RAN_OUT if lease.lost else _GONE)
-            self.discard(lease)
+            self.lose(lease, _RAN_OUT if lease.lost else _GONE)
         return held
+
+    def lose(self, lease: Lease, reason: str, say: Say = lambda call: call()) -> bool:
+        """Mark a held lease as lost and tell everybody, once. `say` makes calls that may take long.
+        False: it is not held, or no longer, as when it is being released."""
+        if not lease.switch(State.LOST, State.HELD):
+            return False
+        self.discard(lease)
+        lease.lost_by, since = reason, clock() - lease.renewed
+        for hear in reversed(lease.on_lost):
+            try:
+                hear()
+            except Exception as error:  # noqa: BLE001 - the loss is told all the same
+                text = "the handler for the loss of %s failed"
+                say(partial(logger.error, text, lease.claim.names, exc_info=error))
+        say(partial(lease.tell, "lost", reason, since))
+        return True
 
     def find(self, execution_id: str, attempt_id: str) -> Lease | None:
         """The lease of an attempt, if it is looked after."""
@@ -103,9 +118,7 @@ class KeepAlive:
             return
         if notice.kind == "granted":
             self._granted(lease, notice.attempt_id, (notice.fence,))
-        elif notice.kind == "lost" and lose(lease, "it was released by force"):
-            self.discard(lease)
-        elif notice.kind == "lost":
+        elif notice.kind == "lost" and not self.lose(lease, "it was released by force"):
             lease.taken_from()
             self._ring()
 
@@ -199,12 +212,13 @@ class KeepAlive:
     def _tell_losses(self) -> None:
         for lease in self.leases():
             if lease.state is State.HELD and lease.lost:
-                self._lose(lease, _RAN_OUT)
-            elif lease.unclaimed:
-                lease.withdraw()
-                self.discard(lease)
+                self.lose(lease, _RAN_OUT, _aside)
             elif lease.abandoned:
-                self._lose(lease, "it was dropped without being released")
+                if lease.holder is None:
+                    lease.withdraw()
+                else:
+                    self.lose(lease, "it was dropped without being released", _aside)
+                self.discard(lease)
 
     def _put_off(self, leases: list[Lease], outage: Outage) -> None:
         """Nobody answered for these leases: they are tried again soon."""
@@ -222,9 +236,9 @@ class KeepAlive:
         # A name that is not in the claim any more was released meanwhile.
         gone = [each.name for each, kept in zip(renewals, answers, strict=True) if not kept]
         if not set(gone).isdisjoint(lease.claim.names):
-            self._lose(lease, _GONE)
+            self.lose(lease, _GONE, _aside)
         elif not lease.renew(sent, renewals[0].lease) and lease.lost:
-            self._lose(lease, "its renewal was answered after the lease had run out")
+            self.lose(lease, "its renewal was answered after the lease had run out", _aside)
 
     def _heartbeat_answered(
         self,
@@ -266,31 +280,11 @@ class KeepAlive:
         shortest = _SHORTEST * 2.0 ** min(failures, 5)
         return min(max(left / 2, shortest), _LONGEST)
 
-    def _lose(self, lease: Lease, reason: str) -> None:
-        lose(lease, reason, say=_aside)
-        self.discard(lease)
-
 
 def _tell_unrenewed(leases: Sequence[Lease], reason: str) -> None:
     # Not in the keep-alive's thread: to ask whether it is logged can wait for who sets up logging.
     for lease in leases:
         lease.tell("unrenewed", reason)
-
-
-def lose(lease: Lease, reason: str, say: Say = lambda call: call()) -> bool:
-    """Mark a held lease as lost and tell everybody, once. `say` makes calls that may take long.
-    False: it is not held, or no longer, as when it is being released."""
-    if not lease.switch(State.LOST, State.HELD):
-        return False
-    lease.lost_by, since = reason, clock() - lease.renewed
-    for hear in reversed(lease.on_lost):
-        try:
-            hear()
-        except Exception as error:  # noqa: BLE001 - the loss is told all the same
-            text = "the handler for the loss of %s failed"
-            say(partial(logger.error, text, lease.claim.names, exc_info=error))
-    say(partial(lease.tell, "lost", reason, since))
-    return True
 
 
 keepalive = KeepAlive()

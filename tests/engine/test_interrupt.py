@@ -22,7 +22,7 @@ from celery_relock.engine.interrupt import Interruption
 from celery_relock.engine.lease import Lease, State
 from celery_relock.engine.platform import clock
 from celery_relock.engine.protocol import Claim
-from celery_relock.engine.renewal import lose
+from celery_relock.engine.renewal import keepalive
 from celery_relock.errors import LockConfigError, LockLost
 
 
@@ -114,7 +114,7 @@ def test_a_loss_that_was_found_before_the_body_begins_is_raised_at_once(
     runs: Callable[..., Any],
 ) -> None:
     lease = runs().held("a")
-    lose(lease, "for a test")
+    keepalive.lose(lease, "for a test")
     ran = []
     with pytest.raises(LockLost), Interruption(lease, lambda: LockLost("gone")):
         ran.append("body")
@@ -327,7 +327,7 @@ def test_each_body_under_one_lease_hears_of_its_loss_in_whatever_order_they_end(
         first.__enter__()
         with second:
             first.__exit__(None, None, None)
-            threading.Thread(target=lose, args=(lease, "for a test")).start()
+            threading.Thread(target=keepalive.lose, args=(lease, "for a test")).start()
             compute(5.0)
 
     with pytest.raises(LockLost):

@@ -584,7 +584,7 @@ class Keeper(KeepAlive):
     def __init__(self):
         super().__init__()
         self.is_at_work, claim = threading.Event(), Some(execution_id="e", attempt_id="a")
-        lease = Some(claim=claim, next_look=math.inf, unclaimed=False, state=State.HELD)
+        lease = Some(claim=claim, next_look=math.inf, abandoned=False, state=State.HELD)
         self.begin = partial(self.add, lease)
     def _pass(self):
         self.is_at_work.set()
