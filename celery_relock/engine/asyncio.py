@@ -143,13 +143,7 @@ class AsyncEngine:
         # Here, not in the thread: who is cancelled while that begins has asked.
         is_first = lease.switch(State.ASKED, State.NEW)
         undo = partial(lease.switch, State.NEW, State.ASKED) if is_first else None
-        ask = partial(self._engine.do, lease, step, seconds)
-        work, done = self._begin("acquire", ask, undo)
-        try:
-            return await done
-        finally:
-            if work.cancel() and undo:
-                undo()
+        return await self.call("acquire", self._engine.do, lease, step, seconds, undo=undo)
 
     def _in_turn(
         self, since: float, verb: str, call: Callable[[], _T], undo: Callable[[], object] | None
@@ -201,14 +195,21 @@ class AsyncEngine:
         if isinstance(work.exception(), after):
             self._engine.later.add(partial(self._engine.release, lease))
 
-    async def call(self, verb: str, call: Callable[..., _T], *args: Any) -> _T:
-        """What another call of the engine returns, made in a thread. Cancelled before a thread is
-        free, it is not made."""
-        work, done = self._begin(verb, partial(call, *args))
+    async def call(
+        self,
+        verb: str,
+        call: Callable[..., _T],
+        *args: Any,
+        undo: Callable[[], object] | None = None,
+    ) -> _T:
+        """What a call of the engine returns, made in a thread. Cancelled before a thread is free,
+        it is not made. `undo` is called if it is not."""
+        work, done = self._begin(verb, partial(call, *args), undo)
         try:
             return await done
         finally:
-            work.cancel()
+            if work.cancel() and undo:
+                undo()
 
     def _begin(
         self, verb: str, call: Callable[[], _T], undo: Callable[[], object] | None = None
