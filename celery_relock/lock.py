@@ -44,20 +44,17 @@ __all__ = ["Lock", "LockNeverFree", "LockNotAcquired", "LockNotOwned", "LockNotT
 class ThreadGrip(Grip):
     """What a thread has of a `Lock`."""
 
-    __slots__ = ("_thread",)
+    __slots__ = ("_coroutine",)
 
-    def __init__(self, lease: Lease, by: threading.Thread, borrowed: bool = False) -> None:
-        super().__init__(lease, platform.coroutine(), borrowed)
-        self._thread = weakref.ref(by)
-
-    @property
-    def holder(self) -> threading.Thread | None:
-        return self._thread()
+    def __init__(self, lease: Lease, caller: threading.Thread, borrowed: bool = False) -> None:
+        super().__init__(lease, caller, borrowed)
+        task = platform.coroutine()
+        self._coroutine = None if task is None else weakref.ref(task)
 
     @property
     def of_another(self) -> bool:
         """Whether another coroutine of this thread acquired the lock, and has not ended."""
-        task = None if self.by is None else self.by()
+        task = None if self._coroutine is None else self._coroutine()
         others = task is not None and not task.done() and task is not platform.coroutine()
         return others and self.holder is threading.current_thread()
 

@@ -84,18 +84,16 @@ class Grip:
     Attributes:
         length: seconds of a whole lease, as it was acquired.
         depth: how often it was acquired, re-entries included.
-        by: the asyncio task that acquired the lock, or the thread outside of one; None for a thread
-            of a `Lock` of threads.
         borrowed: whether the lease belongs to an outer holder, which releases it.
     """
 
-    __slots__ = ("__weakref__", "borrowed", "by", "depth", "lease", "length")
+    __slots__ = ("__weakref__", "_holder", "borrowed", "depth", "lease", "length")
 
-    def __init__(self, lease: Lease, by: Any, borrowed: bool = False) -> None:
+    def __init__(self, lease: Lease, caller: Any, borrowed: bool = False) -> None:
         self.lease = lease
         self.length = lease.claim.lease
         self.depth = 1
-        self.by = None if by is None else weakref.ref(by)
+        self._holder = weakref.ref(caller)
         self.borrowed = borrowed
         if borrowed:
             lease.rely(self)
@@ -109,8 +107,8 @@ class Grip:
 
     @property
     def holder(self) -> object:
-        """The thread or asyncio task that acquired the lock, None if it is gone."""
-        return None if self.by is None else self.by()
+        """The caller that acquired the lock, a thread or an asyncio task; None if it is gone."""
+        return self._holder()
 
 
 Client = TypeVar("Client")
