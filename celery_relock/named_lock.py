@@ -457,11 +457,11 @@ class NamedLock(Generic[Client]):
         lease = next(filter(None, found), None)
         # By what a task has acquired, also where another thread runs with the task's context, as
         # with asyncio.to_thread and asgiref.
-        return lease if lease is not None and (lease.work is not None or in_task()) else None
+        return lease if lease is not None and (lease.work or work()) else None
 
     def _claim(self, token: Token, outer: Lease | None, wait: float | None) -> Claim:
         execution_id = ids.new_id() if token is None else ids.short(as_text(token, "a token"))
-        within = work() if in_task() else None
+        within = work()
         owner = self._owner or (outer.claim.owner if outer else workflow() if within else None)
         return Claim(
             execution_id=execution_id,
@@ -482,7 +482,7 @@ class NamedLock(Generic[Client]):
 
     def _set_up(self, lease: Lease) -> None:
         lease.renews, lease.for_any_thread = self._renew, self._for_any_thread
-        lease.work = work() if in_task() else None
+        lease.work = work()
         # Outside of a task a thread that runs with a copy of the context is another holder.
         lease.thread = None if self._loops or lease.work else threading.get_ident()
 
@@ -616,12 +616,6 @@ def as_text(value: str | bytes, what: str) -> str:
     return value
 
 
-def in_task() -> bool:
-    """Whether a Celery task runs here, called directly or by a worker. Does not load Celery."""
-    celery = sys.modules.get("celery._state")
-    return celery is not None and celery._task_stack.top is not None
-
-
 def workflow() -> str | None:
     """The workflow of the task that runs here, None if the task was called directly."""
     from .worker import message
@@ -630,7 +624,11 @@ def workflow() -> str | None:
 
 
 def work() -> Work | None:
-    """The task that runs here, as events carry it."""
+    """The Celery task that runs here, called directly or by a worker, as events carry it; None
+    outside of tasks. Does not load Celery."""
+    celery = sys.modules.get("celery._state")
+    if celery is None or (task := celery._task_stack.top) is None:
+        return None
     from .worker.message import work_for
 
-    return work_for(sys.modules["celery._state"]._task_stack.top, None)
+    return work_for(task, None)
