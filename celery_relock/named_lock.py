@@ -195,21 +195,21 @@ class NamedLock(Generic[Client]):
         self.blocking = blocking
         self.blocking_timeout = blocking_timeout
         self.raise_on_release_error = raise_on_release_error
-        self._owner = None if owner is None else _owner_id(owner, self.name)
+        self._owner = None if owner is None else self._owner_id(owner)
         self._limit = SHARED if mode == "shared" else limit
         self._renew = renew
         self._for_any_thread = not thread_local
         if timeout is not None:
-            check_length(timeout, f"timeout={timeout!r}", self.name)
-        _check_wait(self.blocking_timeout, self.name)
+            self._check_length(timeout, f"timeout={timeout!r}")
+        self._check_wait(self.blocking_timeout)
         if not isinstance(renew, bool):
-            raise _refused(self.name, f"renew={renew!r:.80}", "True or False")
+            raise self._refused(f"renew={renew!r:.80}", "True or False")
         given: object = limit
         if isinstance(given, bool) or not isinstance(given, int) or limit < 1:
-            raise _refused(self.name, f"limit={limit!r}", "a whole number from 1")
+            raise self._refused(f"limit={limit!r}", "a whole number from 1")
         if mode not in MODES or (mode == "shared" and limit != 1):
             what = f"mode={mode!r} with limit={limit!r}"
-            raise _refused(self.name, what, '"exclusive", or "shared" without a limit')
+            raise self._refused(what, '"exclusive", or "shared" without a limit')
         self._engine = (
             redis
             if isinstance(redis, Engine)
@@ -396,7 +396,7 @@ class NamedLock(Generic[Client]):
         if not (self.blocking if blocking is None else blocking):
             return 0.0
         wait = self.blocking_timeout if timeout is None else timeout
-        _check_wait(wait, self.name)
+        self._check_wait(wait)
         return None if wait == math.inf else wait
 
     def _is_passed_on(self, grip: Grip, block: bool) -> bool:
@@ -513,13 +513,38 @@ class NamedLock(Generic[Client]):
         grip = self.local.of(caller)
         return None if grip is None or grip.lease.pid != os.getpid() else grip
 
+    def _owner_id(self, owner: Any) -> str:
+        # A variable that is not set gives an empty text, and with one owner nobody excludes the
+        # other.
+        if not isinstance(owner, str) or not owner.strip():
+            raise self._refused(f"owner={owner!r:.80}", "a text that is not blank")
+        return ids.short(owner)
+
+    def _check_length(self, seconds: Any, where: str) -> None:
+        """Raise LockConfigError if a lease cannot have this length."""
+        if not _is_number(seconds) or not _SHORTEST <= seconds <= LONGEST:
+            use = f"a lease of {_SHORTEST} s to ten years, as a number of seconds"
+            raise self._refused(where, use)
+
+    def _check_wait(self, seconds: Any) -> None:
+        """Raise LockConfigError if nobody can wait for so long. A wait of nan would never end."""
+        with suppress(OverflowError):
+            if seconds is None or (isinstance(seconds, int | float) and not math.isnan(seconds)):
+                return
+        use = "seconds, or None to wait without a bound"
+        raise self._refused(f"blocking_timeout={seconds!r:.80}", use)
+
+    def _refused(self, what: str, use: str) -> LockConfigError:
+        text = f"Lock {self.name!r}: {what} cannot be used. Use {use}."
+        return LockConfigError(text, name=self.name)
+
     def _length(self, grip: Grip, additional_time: float, replace_ttl: bool) -> float:
         """How long the lease is to be, in seconds, according to `extend`."""
         lease = grip.lease
         if not _is_number(additional_time):
-            check_length(additional_time, f"extend({additional_time!r:.80})", self.name)
+            self._check_length(additional_time, f"extend({additional_time!r:.80})")
         length = additional_time if replace_ttl else lease.left_on_server + additional_time
-        check_length(length, f"extend({additional_time!r}) to {length:g} s", self.name)
+        self._check_length(length, f"extend({additional_time!r}) to {length:g} s")
         if grip.borrowed:
             self._still_has(grip)
             if not lease.renews and length > lease.left_on_server:
@@ -573,35 +598,8 @@ class NamedLock(Generic[Client]):
         return LockNotOwned(f"the lock {self.name!r} {what}", name=self.name)
 
 
-def check_length(seconds: Any, where: str, name: str) -> None:
-    """Raise LockConfigError if a lease cannot have this length."""
-    if not _is_number(seconds) or not _SHORTEST <= seconds <= LONGEST:
-        use = f"a lease of {_SHORTEST} s to ten years, as a number of seconds"
-        raise _refused(name, where, use)
-
-
 def _is_number(seconds: Any) -> bool:
     return isinstance(seconds, int | float) and not isinstance(seconds, bool)
-
-
-def _check_wait(seconds: Any, name: str) -> None:
-    """Raise LockConfigError if nobody can wait for so long. A wait of nan would never end."""
-    with suppress(OverflowError):
-        if seconds is None or (isinstance(seconds, int | float) and not math.isnan(seconds)):
-            return
-    use = "seconds, or None to wait without a bound"
-    raise _refused(name, f"blocking_timeout={seconds!r:.80}", use)
-
-
-def _owner_id(owner: Any, name: str) -> str:
-    # A variable that is not set gives an empty text, and with one owner nobody excludes the other.
-    if not isinstance(owner, str) or not owner.strip():
-        raise _refused(name, f"owner={owner!r:.80}", "a text that is not blank")
-    return ids.short(owner)
-
-
-def _refused(name: str, what: str, use: str) -> LockConfigError:
-    return LockConfigError(f"Lock {name!r}: {what} cannot be used. Use {use}.", name=name)
 
 
 def as_text(value: str | bytes, what: str) -> str:

@@ -140,23 +140,18 @@ _bodies: dict[int, list[Interruption]] = {}
 _guard = Guard()
 
 
-def can_interrupt() -> bool:
-    """Whether a body that runs here, in this thread or greenlet, could be interrupted."""
-    return green() or threading.current_thread() is threading.main_thread()
-
-
 def _way_to(body: Interruption) -> Callable[[], object]:
     """What sends the news on its way to a body that begins here. Any thread calls it, and it
     switches neither threads nor greenlets."""
     global _replaced
-    if not can_interrupt():
+    if green():
+        greenlet, hub = sys.modules["greenlet"].getcurrent(), sys.modules["gevent"].get_hub()
+        return lambda: hub.loop.run_callback_threadsafe(_throw, body, greenlet)
+    if threading.current_thread() is not threading.main_thread():
         raise LockConfigError(
             'lock_on_lost="raise" cannot interrupt a body in a thread that is not the main thread '
             f"of its process: {INSTEAD}"
         )
-    if green():
-        greenlet, hub = sys.modules["greenlet"].getcurrent(), sys.modules["gevent"].get_hub()
-        return lambda: hub.loop.run_callback_threadsafe(_throw, body, greenlet)
     if signal.getsignal(signal.SIGURG) is not _on_signal:
         # For good: without the handler a signal that is late would be an error of its own.
         _replaced = signal.signal(signal.SIGURG, _on_signal)

@@ -413,17 +413,17 @@ class Lease:
     @property
     def remaining(self) -> float:
         """Seconds for which the hold is certain if nothing renews it; 0 if nothing is held."""
-        if self.state is not State.HELD or self.pid != os.getpid():
-            return 0.0
-        return max(0.0, self.deadline - clock())
+        return self._until(self.deadline)
 
     @property
     def left_on_server(self) -> float:
         """As `remaining`, without the margin by which a hold is given up before the server does."""
+        return self._until(self.renewed + min(self.claim.lease, self._believed_at_most))
+
+    def _until(self, end: float) -> float:
         if self.state is not State.HELD or self.pid != os.getpid():
             return 0.0
-        ends = self.renewed + min(self.claim.lease, self._believed_at_most)
-        return max(0.0, ends - clock())
+        return max(0.0, end - clock())
 
     @property
     def cools(self) -> float:
