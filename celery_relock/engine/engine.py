@@ -111,7 +111,6 @@ def acquiring(lease: Lease, wait: float | None, listening: bool) -> _Steps[Outco
             yield Step.SLEEP, min(max(answer.remaining, 0.05), lease.waiter_lease / 3, left)
         else:
             yield Step.LISTEN, left
-            lease.open_inbox = None  # else each grant would wake the keep-alive for it
             queue = True
 
 

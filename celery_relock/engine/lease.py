@@ -80,7 +80,8 @@ class Lease:
         renews: False lets the hold end by itself.
         on_lost: each is called once when the hold is lost, from whatever thread finds out; the
             last that was added first.
-        open_inbox: called once when the hold is `LONG`; from then on the process hears of a loss.
+        inbox: opened when the hold is `LONG`, at `listen_at`, if it is not open; from then on the
+            process hears of a loss. None to do without.
         for_any_thread: another thread may release the lock.
         holder: returns who releases the lock; when it returns None, nothing renews the lease.
         lost_by: why the hold was lost, once that is known.
@@ -97,8 +98,8 @@ class Lease:
 
     __slots__ = (
         "_believed_at_most", "_bell", "_granted_early", "_is_untold", "_lost", "backend", "claim",
-        "deadline", "due", "fences", "for_any_thread", "held_since", "holder", "listen_at",
-        "lost_by", "of_workflow", "on_lost", "open_inbox", "pid", "put_off_since", "reentered",
+        "deadline", "due", "fences", "for_any_thread", "held_since", "holder", "inbox", "listen_at",
+        "lost_by", "of_workflow", "on_lost", "pid", "put_off_since", "reentered",
         "reliers", "renewed", "renews", "repeated", "state", "successor", "thread", "unbroken",
         "waiter_lease", "waits_since", "work",
     )  # fmt: skip
@@ -111,7 +112,7 @@ class Lease:
         self.backend = backend
         self.waiter_lease = min(claim.lease, WAITER_LEASE)
         self.on_lost: tuple[Callable[[], None], ...] = ()
-        self.open_inbox = None if inbox is None or inbox.thread.on else inbox.start
+        self.inbox = inbox
         self.state = State.NEW
         self.fences: tuple[int, ...] = ()
         self.reentered: tuple[bool, ...] = ()
@@ -355,7 +356,7 @@ class Lease:
         if now >= self.deadline:
             return False
         self.held_since = now
-        if self.open_inbox is not None:
+        if self.inbox is not None and not self.inbox.thread.on:
             self.listen_at = sent + LONG
         self.state = State.HELD
         return True

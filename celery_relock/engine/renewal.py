@@ -172,9 +172,9 @@ class KeepAlive:
         """The leases to renew now and the waiters that need a heartbeat, by call."""
         calls: dict[_Batch, list[Lease]] = {}
         for lease in self.leases():
-            if now >= lease.listen_at and lease.open_inbox is not None:
+            if now >= lease.listen_at and lease.inbox is not None:
                 lease.listen_at = math.inf
-                lease.open_inbox()
+                lease.inbox.start()
             verb = _VERBS.get(lease.state)
             if verb and lease.due <= now + _TOGETHER * lease.waiter_lease / 3:
                 # Not by the backend: another way to the same Redis is equal, and has other

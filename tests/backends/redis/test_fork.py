@@ -73,7 +73,7 @@ def test_a_child_that_c_code_forks_keeps_its_own_locks_over_connections_of_its_o
             (hold,) = first.inspect("b").holds
             assert hold.label.endswith(f":{os.getpid()}"), hold
             assert ours() != theirs
-            assert first.inbox.name != heard and own.open_inbox is not None
+            assert first.inbox.name != heard and own.inbox is first.inbox
             begun = own.renewed
             while own.renewed == begun:
                 assert not own.lost
