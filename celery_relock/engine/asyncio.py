@@ -76,9 +76,9 @@ class TaskLease(Lease):
             pool = engine.pool_for(self.claim.names)
             pool.submit(engine.later.try_now, partial(engine.release, self))
 
-    def tell_release(self, before: State, *, lost: bool, had: bool) -> bool:
+    def tell_release(self, before: State, had: bool) -> bool:
         # Nobody was told that it was acquired.
-        return self.unwanted or super().tell_release(before, lost=lost, had=had)
+        return self.unwanted or super().tell_release(before, had)
 
     def ring(self) -> None:
         if (ringing := self._ringing) is not None:

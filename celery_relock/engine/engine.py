@@ -240,9 +240,7 @@ class Engine:
         ask = partial(self.backend.acquire, lease.claim, seconds, self.inbox.name)
         return ask() if step is Step.ASK_AGAIN else self._ask(lease, ask, queue=seconds > 0)
 
-    def release(
-        self, lease: Lease, *, ended: bool = False, given_up: tuple[State, bool] | None = None
-    ) -> bool:
+    def release(self, lease: Lease, *, ended: bool = False, given_up: State | None = None) -> bool:
         """Release what the lease has, or leave the hold to its successor. May be called in any
         state, and repeatedly.
 
@@ -258,11 +256,13 @@ class Engine:
             LockUnavailable: the server could not be told. The end of the lease frees the lock.
         """
         # A forked child has a copy of its parent's leases, and no say in them.
-        if lease.pid != os.getpid() or not (given_up or lease.may_hold):
+        if lease.pid != os.getpid():
             return True
         try:
             # Before the command is sent: a renewal that finds nothing from now on is no loss.
-            before, lost = given_up or lease.give_up()
+            before = given_up or lease.give_up()
+            if before in (State.NEW, State.RELEASED):
+                return True
             keepalive.discard(lease)
             doubtful = lease.repeated or before is State.ASKED
             what: EndedAs = "execution" if ended else "attempt" if doubtful else ""
@@ -271,7 +271,7 @@ class Engine:
             # Perhaps released, perhaps not: nothing renews the lease, and the caller may try again.
             lease.switch(State.ASKED, State.RELEASED)
             raise
-        return lease.tell_release(before, lost=lost, had=had)
+        return lease.tell_release(before, had)
 
     def extend(self, lease: Lease, length: float) -> bool:
         """Make a held lease `length` seconds long, from now and at every renewal. False if lost.

@@ -133,10 +133,8 @@ class Lease:
         self._bell: threading.Lock | None = None  # few leases ever wait
         # The tokens of a grant whose message was faster than the answer "wait".
         self._granted_early: tuple[int, ...] = ()
-        # What `give_up` found: a loss is told as one also when the release fails.
-        self._lost = False
-        # The same of a hold: its end is told by the release that succeeds.
-        self._is_untold = False
+        # What `give_up` found: that it was lost; that it was held, and its end is to be told.
+        self._lost = self._is_untold = False
         # The shortest length that a lost command of `extend` may have given the lease.
         self._believed_at_most = math.inf
 
@@ -243,25 +241,24 @@ class Lease:
             name=name,
         )
 
-    def give_up(self) -> tuple[State, bool]:
-        """Nothing renews the lease from now on. Returns the state before, and whether the hold had
-        been lost. A loss stays one: the release may fail, and the caller try again."""
+    def give_up(self) -> State:
+        """Nothing renews the lease from now on. Returns the state before. A loss stays one, and the
+        end of a hold is still to be told: the release may fail, and the caller try again."""
         with _guard.lock:
             before = self.state
             late = before is State.HELD and clock() >= self.deadline
             self._lost = self._lost or late or before is State.LOST
             self._is_untold = self._is_untold or before is State.HELD
             self.state = State.NEW if before is State.NEW else State.RELEASED
-            return before, self._lost
+            return before
 
-    def tell_release(self, before: State, *, lost: bool, had: bool) -> bool:
-        """Tell of a release: the state before, whether the hold was known to be lost, and whether
-        the server had it. Returns False if it was lost."""
-        is_second_try = before is State.ASKED and self._is_untold
-        if not (before is State.HELD or is_second_try):
-            return not lost
-        # The first try may have released it, unheard.
-        if lost or not (had or is_second_try):
+    def tell_release(self, before: State, had: bool) -> bool:
+        """Tell of a release: the state before `give_up`, and whether the server had a hold. Returns
+        False if that was lost."""
+        if not self._is_untold:
+            return not self._lost
+        # After a first try, which may have released it unheard, it is asked for.
+        if self._lost or not (had or before is State.ASKED):
             self.tell("lost", "found at the release", clock() - self.renewed)
             return False
         if self.successor is None:
