@@ -94,10 +94,10 @@ def acquiring(lease: Lease, wait: float | None, listening: bool) -> _Steps[Outco
             return answer
         left = until - clock()
         if isinstance(answer, Held):
-            # The lease ran out before the answer came. Asked again, it begins anew.
             late += 1
-            if left <= 0 or (wait is None and late == TRIES):
-                yield Step.DROP, 0.0
+            is_last = left <= 0 or (wait is None and late == TRIES)
+            yield from _too_late(lease, is_last)
+            if is_last:
                 if wait is None:
                     raise lease.too_late_error()
                 # With nobody in the way, as `describe_conflict` tells.
@@ -119,6 +119,14 @@ def _anew(lease: Lease) -> _Steps[None]:
     not be done for this one."""
     if lease.state is State.ASKED:
         lease.repeated = True
+        yield Step.DROP, 0.0
+
+
+def _too_late(lease: Lease, is_last: bool) -> _Steps[None]:
+    """The lease ran out before the answer came: asked again, it begins anew. What was told as lost
+    (it was released by force at this moment, or the process stood still) is another attempt then.
+    """
+    if is_last or lease.state is State.LOST:
         yield Step.DROP, 0.0
 
 

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from celery_relock.engine.events import LockEvent
+from celery_relock.engine.lease import Lease, State
 from celery_relock.engine.platform import clock
 from celery_relock.engine.protocol import Conflict, Held
+from celery_relock.engine.renewal import keepalive
 from celery_relock.errors import LockUnavailable
 from tests.support import RedisServer, wait_for
 from tests.support.proxy import Proxy
@@ -60,6 +62,34 @@ def test_a_lapsed_lease_is_a_conflict_where_no_time_is_left_and_leaves_nothing(
     assert not [event.kind for event in told if "a" in event.names]
     two.release(two.held("a"))
     assert one.release(lease), "nothing was held, so nothing was lost"
+
+
+def test_a_lock_that_is_released_by_force_when_it_has_just_been_acquired_is_asked_for_anew(
+    runs: Callable[..., Runs], told: list[LockEvent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = runs(), runs()
+    with one.engine.inbox.opening(lambda: None) as tried:
+        wait_for(tried)
+    lease, asked = one.lease("a"), list[float]()
+    add, acquire = keepalive.add, one.engine.backend.acquire
+
+    def ask(*args: Any) -> Any:
+        asked.append(clock())
+        return acquire(*args)
+
+    def add_when_it_was_released(of: Lease) -> None:
+        add(of)
+        if of is lease and of.state is State.HELD and len(asked) == 1:
+            assert two.engine.backend.force_release("a")
+            wait_for(lambda: of.state is State.LOST)
+
+    monkeypatch.setattr(one.engine.backend, "acquire", ask)
+    monkeypatch.setattr(keepalive, "add", add_when_it_was_released)
+    assert isinstance(one.engine.acquire(lease, 2.0), Held)
+    assert len(asked) == 2
+    assert not lease.lost
+    assert one.release(lease)
+    assert [event.kind for event in told] == ["lost", "acquired", "released"]
 
 
 def test_a_lease_counts_from_the_try_that_was_answered(
