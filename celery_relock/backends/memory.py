@@ -131,10 +131,11 @@ class _Place:
         limits: the locks that it wants, each with the limit of permits that it goes by, or
             `SHARED`.
         life, expiry: unless parked, how long the place lives without a heartbeat, and when it ends.
-        unheard: when its turn came first while nobody listened at its inbox.
+        unheard: when its turn came first while nobody listened at its inbox; 0 before.
         request: the parked message; None for a place that waits in a process.
         arrived: whether the message came back too early, so that its attempt has this place now.
-        first, back: when the message was first handed out, and until when it is on its way.
+        first, back: when the message was first handed out, and until when it is on its way; 0
+            before.
         sent, by: how often the message was handed out, and by which command last.
         untold: whether the message still has to be handed to a process that can publish it.
         call: the task id of a burst of debounced calls.
@@ -151,10 +152,10 @@ class _Place:
     limits: dict[str, int]
     life: float
     expiry: float
-    unheard: float | None = None
+    unheard: float = 0.0
     request: ParkRequest | None = None
     arrived: bool = False
-    first: float | None = None
+    first: float = 0.0
     back: float = 0.0
     sent: int = 0
     by: str | None = None
@@ -190,13 +191,16 @@ class _Place:
 
 @dataclass(slots=True, eq=False)
 class _Lock:
-    """`holds` by execution; `queue` by execution, in the order of their turns; `messages`: the
-    executions in the queue that are parked."""
+    """`holds` by execution; `queue` by execution, in the order of their turns."""
 
     name: str
     holds: dict[str, _Hold] = field(default_factory=dict)
     queue: dict[str, _Place] = field(default_factory=dict)
-    messages: set[str] = field(default_factory=set)
+
+    @property
+    def messages(self) -> list[str]:
+        """The executions in the queue that are parked."""
+        return [each for each, place in self.queue.items() if place.request is not None]
 
     @property
     def is_line(self) -> bool:
@@ -357,7 +361,7 @@ class _Command:
         self._to_promote: deque[_Lock] = deque()
         # The execution of this command, if it is to leave its place for another.
         self._leaving = ""
-        self._ahead: dict[str, _Ahead] = {}
+        self._ahead: dict[str, _Ahead] = defaultdict(_Ahead)
 
     # --- holds ------------------------------------------------------------------------------------
 
@@ -495,7 +499,6 @@ class _Command:
             return
         place.request = None
         for lock in self.wanted(place):
-            lock.messages.discard(execution_id)
             if not lock.messages:
                 state.look_at.pop(lock.name, None)
         del state.parked[execution_id]
@@ -542,11 +545,9 @@ class _Command:
 
     def promise(self, lock: _Lock, place: _Place) -> _Promised:
         """The permits that a message on its way will need: one or none."""
-        limit, is_early = place.limits[lock.name], False
-        if place.first is not None:
-            is_early = self.now - place.first < _OVERDUE
-            # Older arguments must not run after newer ones while somebody can publish them.
-            is_early = is_early or (lock.is_burst and not place.untold)
+        limit, is_early = place.limits[lock.name], self.now - place.first < _OVERDUE
+        # Older arguments must not run after newer ones while somebody can publish them.
+        is_early = is_early or (lock.is_burst and not place.untold)
         if not is_early or self.permit_of(lock, place.claim, limit) is not None:
             return Counter()
         return Counter(shared=1) if limit == SHARED else Counter(exclusive=1)
@@ -571,7 +572,7 @@ class _Command:
         if request.is_copy and place.sent >= _COPY_TRIPS:
             self.leave(place)
             return
-        place.first = self.now if place.first is None else place.first
+        place.first = place.first or self.now
         if self.can_send(place):
             place.sent += 1
             place.by, place.untold = self.by, False
@@ -599,7 +600,7 @@ class _Command:
         return True
 
     def count(self, lock: _Lock, place: _Place, ahead: _Ahead) -> None:
-        if place.parked and place.first is not None:
+        if place.parked:
             promise = self.promise(lock, place)
             ahead.promised += promise
             # A late message can need the worker slot in which an execution behind it waits, so it
@@ -694,7 +695,7 @@ class _Command:
         told = tuple(fence for fence in fences.values() if fence is not None)
         granted = Notice("granted", execution_id, place.claim.attempt_id, told[0])
         if execution_id != caller and not self.tell(place.inbox, granted):
-            place.unheard = self.now if place.unheard is None else place.unheard
+            place.unheard = place.unheard or self.now
             if self.now - place.unheard < place.life:
                 return False
             lease = place.life
@@ -848,7 +849,7 @@ class _Command:
             self.leave(place)
             return
         self.unpark(place)
-        place.life, place.turn, place.first, place.back = 0.0, None, None, 0.0
+        place.life, place.turn, place.first, place.back = 0.0, None, 0.0, 0.0
         place.arrived, place.sent, place.by, place.untold = True, 0, None, False
         # It can have stood here for longer than its place was to live.
         place.live_on(self.now + _DAY)
@@ -895,7 +896,7 @@ class _Command:
     def _ticket_of_later(self, lock: _Lock, caller: str) -> int:
         """The ticket of a call that is here while the first place in the line keeps it waiting."""
         if not caller:
-            return next(lock.queue[each].ticket for each in lock.queue if each in lock.messages)
+            return lock.queue[lock.messages[0]].ticket
         # Without a place it gets one behind all those that are due.
         return lock.queue[caller].ticket if caller in lock.queue else self.next_fence()
 
@@ -1281,8 +1282,8 @@ class _Acquire(_Command):
         for name, limit in self._missing().items():
             lock = self.lock(name)
             joined[lock] = self.permit_of(lock, self.claim, limit)
-            promised = self._ahead[name].promised if name in ahead else None
-            if joined[lock] is None and (ahead.get(name) or lock.is_full(limit, promised)):
+            is_free = not ahead.get(name) and not lock.is_full(limit, self._ahead[name].promised)
+            if joined[lock] is None and not is_free:
                 blocked = blocked or lock
         return joined, blocked
 
@@ -1402,8 +1403,6 @@ class _Acquire(_Command):
         if request.patience is not None:
             state.resume_at[self.me] = self.now + max(request.patience, 0.0)
         for lock in self.wanted(place):
-            lock.messages.add(self.me)
-            self._ahead.setdefault(lock.name, _Ahead())
             self.schedule(lock)
         return Parked(at.rank(self.me))
 
