@@ -29,13 +29,13 @@ local function keep_place(beat)
 end
 
 local function promote(beat)
-  local function has_it()
-    return beat.lock.holds[beat.execution] and not Holds.kept(beat.lock, beat.execution)
-  end
-  if beat.waiter and not has_it() then
-    Turns.promote(call, beat.lock, beat.execution)
-    if not has_it() then
-      Turns.rejoin(call, beat.lock, beat.execution, beat.waiter)
+  local lock, execution, waiter = beat.lock, beat.execution, beat.waiter
+  if waiter and not Holds.has(lock, execution) then
+    Turns.promote(call, lock, execution)
+    -- Turns.join let in only waiters that could be notified, and only beside a holder that also re-enters by
+    -- owner.
+    if not Holds.has(lock, execution) and (waiter.by_owner or Holds.kept(lock, execution)) then
+      Turns.serve_one(call, lock, execution, execution)
     end
   end
 end

@@ -723,19 +723,14 @@ class _Command:
         """Let waiters of an owner that has just acquired the lock join its permit."""
         for place in list(lock.queue.values()):
             joins = place.claim.by_owner and place.claim.owner == owner
-            joins = joins and not self.is_gone(place) and place.execution_id != self._leaving
-            if joins and not self.stands_behind_itself(place):
-                self.enter_or_send(place, self.admission(place), caller)
+            if joins and place.execution_id != self._leaving:
+                self.serve_one(lock, place, caller)
 
-    def inherit(self, lock: _Lock, execution_id: str) -> None:
-        """Let in a successor that waits already: it was quicker than its predecessor."""
-        place = lock.queue.get(execution_id)
-        if place is None or self.is_gone(place):
-            return
-        if not self.stands_behind_itself(place):
-            lock.claim_kept(execution_id, place.limits[lock.name])
-            self.enter_or_send(place, self.admission(place), "")
-            self.promote_others()
+    def serve_one(self, lock: _Lock, place: _Place, caller: str) -> None:
+        """Serve a waiter that may be in a permit by now, wherever it stands in the queue."""
+        if not self.is_gone(place) and not self.stands_behind_itself(place):
+            lock.claim_kept(place.execution_id, place.limits[lock.name])
+            self.enter_or_send(place, self.admission(place), caller)
 
     def promote(self, lock: _Lock, caller: str = "") -> bool:
         """Grant the lock to the first in the queue, or hand out its message, and so on. True if the
@@ -796,10 +791,8 @@ class _Command:
         # `join` let in only waiters that could be notified, and only beside a holder that also
         # re-enters by owner.
         if not lock.has(me) and (place.claim.by_owner or lock.kept(me)):
-            fences = self.admission(place)
-            if fences is not None:
-                self.grant(place, fences, me)
-                self.promote_others(me)
+            self.serve_one(lock, place, me)
+            self.promote_others(me)
 
     def beat_answer(self, beat: Renewal, place: _Place | None) -> Held | Queued | None:
         lock = self.lock(beat.name)
@@ -1508,7 +1501,10 @@ class MemoryBackend:
             for lock in locks:
                 command.promote(lock)
                 for each in () if lock.is_line else successors:
-                    command.inherit(lock, each)
+                    # If it waits already, it was quicker: it has a hold by now.
+                    if each in lock.queue:
+                        command.serve_one(lock, lock.queue[each], "")
+                        command.promote_others()
             if ended and (had or ended != "replaced"):
                 command.remember_end(execution_id, attempt_id, ended, remember)
             return Released(had, tuple(command.messages))

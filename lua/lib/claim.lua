@@ -57,7 +57,7 @@ end
 function Claim.missing(me)
   local missing = { locks = {}, limits = {} }
   for i, lock in ipairs(me.locks) do
-    if not lock.holds[me.execution] or Holds.kept(lock, me.execution) then
+    if not Holds.has(lock, me.execution) then
       table.insert(missing.locks, lock)
       table.insert(missing.limits, me.limits[i])
     end

@@ -55,8 +55,8 @@ local function is_kept_out(call, lock, execution, limit)
     return Holds.permits(lock) > 0 and Holds.is_full(lock, limit)
   end
   for _, other in ipairs(redis.call('ZRANGE', lock.queue, 0, MOST - 1)) do
-    local is_copy = lock.holds[other] and not Holds.kept(lock, other)
-    local waiter = other ~= execution and not is_copy and waiter_of(call, other, lock.name)
+    local is_other = other ~= execution and not Holds.has(lock, other)
+    local waiter = is_other and waiter_of(call, other, lock.name)
     if other == execution or waiter and Holds.limit_of(lock, waiter) ~= Holds.SHARED then
       return other ~= execution
     end

@@ -310,6 +310,12 @@ function Holds.kept(lock, execution)
   return hold and hold.attempt == Base.KEPT and hold or nil
 end
 
+-- Whether an execution holds the lock. A hold that is kept for it does not count.
+function Holds.has(lock, execution)
+  local hold = lock.holds[execution]
+  return hold and hold.attempt ~= Base.KEPT
+end
+
 -- The live hold of another attempt of an execution, if there is one.
 function Holds.other_attempt(lock, execution, attempt)
   local hold = lock.holds[execution]

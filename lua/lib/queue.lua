@@ -231,7 +231,7 @@ end
 -- Whether an execution holds one of these locks.
 function Queue.holds_any(locks, execution)
   for _, lock in ipairs(locks) do
-    if lock.holds[execution] and not Holds.kept(lock, execution) then
+    if Holds.has(lock, execution) then
       return true
     end
   end

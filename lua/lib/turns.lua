@@ -126,36 +126,29 @@ local function enter_or_send(call, lock, execution, waiter, fences, caller)
   return not Parked.on_its_way(call, waiter) and not Parked.hand_out(call, lock, execution, waiter)
 end
 
+-- Serve a waiter that may be in a permit by now, wherever it stands in the queue.
+local function serve_one(call, lock, execution, waiter, caller)
+  if not Queue.gone(call, waiter) and not Queue.behind_itself(call, lock, execution, waiter) then
+    Holds.claim_kept(lock, execution, Holds.limit_of(lock, waiter))
+    enter_or_send(call, lock, execution, waiter, admission(call, lock, execution, waiter), caller)
+  end
+end
+
 -- Let waiters of an owner that has just acquired the lock join its permit, if they can re-enter by owner.
 function Turns.join(call, lock, owner, caller)
   for _, execution in ipairs(redis.call('ZRANGE', lock.queue, 0, Queue.MOST - 1)) do
     local waiter = Queue.waiter(lock, execution)
     local joins = waiter and waiter.by_owner and waiter.owner == owner
-    joins = joins and not Queue.is_to_pass_by(call, lock, execution, waiter)
-    if joins and not Queue.gone(call, waiter) and not Queue.behind_itself(call, lock, execution, waiter) then
-      enter_or_send(call, lock, execution, waiter, admission(call, lock, execution, waiter), caller)
+    if joins and not Queue.is_to_pass_by(call, lock, execution, waiter) then
+      serve_one(call, lock, execution, waiter, caller)
     end
   end
 end
 
--- Let in a waiter whose owner holds the lock by now. Turns.join let in only waiters that could be
--- notified, and only beside a holder that also re-enters by owner.
-function Turns.rejoin(call, lock, execution, waiter)
-  local fences = (waiter.by_owner or Holds.kept(lock, execution)) and admission(call, lock, execution, waiter)
-  if fences then
-    let_in(call, lock, execution, waiter, fences, execution)
-    Turns.promote_others(call, execution)
-  end
-end
-
--- Let in a successor that waits already: it was quicker than its predecessor, which has left it a hold.
-function Turns.inherit(call, lock, successor)
-  local waiter = Queue.waiter(lock, successor)
-  if waiter and not Queue.gone(call, waiter) and not Queue.behind_itself(call, lock, successor, waiter) then
-    Holds.claim_kept(lock, successor, Holds.limit_of(lock, waiter))
-    enter_or_send(call, lock, successor, waiter, admission(call, lock, successor, waiter), nil)
-    Turns.promote_others(call)
-  end
+-- The same, and where it has left.
+function Turns.serve_one(call, lock, execution, caller)
+  serve_one(call, lock, execution, Queue.waiter(lock, execution), caller)
+  Turns.promote_others(call, caller)
 end
 
 -- Whether nobody holds the lock and a resumed execution is late: then a waiter behind it can have the lock.
