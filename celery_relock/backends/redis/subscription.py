@@ -165,7 +165,9 @@ class ClusterInbox:
         for node, buckets in masters.items():
             ear = self._ears.get(node)
             if ear is None or ear.buckets != buckets or (ear.error and now >= ear.again_at):
-                self._ears[node] = _Ear(buckets, ear)
+                if ear is not None:
+                    ear.over = True
+                self._ears[node] = _Ear(buckets)
                 start_native_thread(partial(self._be, node, self._ears[node]))
         for node in self._ears.keys() - masters.keys():
             self._ears.pop(node).over = True
@@ -178,8 +180,6 @@ class ClusterInbox:
         try:
             channels = [self.channel(bucket) for bucket in ear.buckets]
             subscription = Subscription(partial(self.connect, node), channels, sharded=True)
-            # The thread before this one ends only now: a notice that is heard twice does no harm.
-            ear.hears()
             self.listener.ready()
             while not ear.over:
                 if (notice := subscription.hear(STILL_WANTED)) is not None:
@@ -197,22 +197,15 @@ class ClusterInbox:
 
 @dataclass(eq=False)
 class _Ear:
-    """A thread that listens at one node: for which buckets, after which other, whether it must end,
-    why it ended."""
+    """A thread that listens at one node: for which buckets, whether it must end, why it ended, and
+    when another is to try."""
 
     buckets: Sequence[int]
-    before: _Ear | None
     over: bool = False
     error: RelockError | None = None
     again_at: float = 0.0
 
-    def hears(self) -> None:
-        if self.before is not None:
-            self.before.over = True
-            self.before = None
-
     def fails(self, error: RelockError) -> None:
-        self.hears()
         self.again_at = time.monotonic() + _AGAIN
         self.error = error
 
