@@ -40,7 +40,7 @@ from .subscription import ClusterInbox
 # the default cluster-node-timeout of 15 s a replica takes over after about 20 s.
 FAILOVER = 30.0
 # Seconds that one node has to answer which node serves which slot, as there are others to ask; and
-# if the keep-alive thread asks, after a silent node has used up its time.
+# after a silent node, which has used up the time of the keep-alive thread, perhaps.
 _BRIEF, _BRIEFLY = 1.0, 0.2
 # For how many seconds a node that was silent gets no more than that one second where all nodes are
 # asked, as the answers of the others wait for its own.
@@ -273,7 +273,7 @@ class Cluster(Transport):
             if not (effort.everywhere and effort.within):  # now and then it gets its whole time
                 self.map.silent(node)
             with suppress(*FAULTS):  # for the next call
-                self.map.look(min(effort.within or _BRIEF, _BRIEFLY))
+                self.map.look(_BRIEFLY)
             return [error] * len(calls)
 
     def at(self, key: str) -> Connections:
