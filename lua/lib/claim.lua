@@ -158,6 +158,10 @@ local function enter(me, wanted, waiter, before_all)
   if lock then
     Queue.unpark(me.call, Queue.wanted(me.call, lock, before), me.execution, before)
   end
+  if waiter.parked then
+    -- Before its place: keys with parked messages live without end.
+    Parked.keep(me.call, wanted.locks, me.execution, waiter, me.asked.message)
+  end
   Queue.enter(me.call, wanted.locks, me.execution, waiter, before_all or me.passes)
   if waiter.stuck then
     Deadlock.note(me.call, me.execution, waiter, wanted.locks[1].name)
@@ -194,7 +198,6 @@ function Claim.park(me, wanted, before_all)
   waiter.is_copy = asked.is_copy or nil
   waiter.deadline = asked.patience and me.call.now + asked.patience
   enter(me, wanted, waiter, before_all)
-  Parked.keep(me.call, wanted.locks, me.execution, waiter, asked.message)
   for _, lock in ipairs(wanted.locks) do
     lock.look = lock.look or math.huge
     Parked.schedule(me.call, lock)

@@ -146,14 +146,10 @@ local function keep_deadline(call, execution, waiter)
   end
 end
 
--- Store a message, and where to find it. Queue.enter has written its place.
+-- Store a message, and where to find it.
 function Parked.keep(call, locks, execution, waiter, text)
   for i, lock in ipairs(locks) do
     redis.call('HSET', lock.messages, execution, i == 1 and text or '')
-    if waiter.line then
-      redis.call('PERSIST', lock.queue)
-      redis.call('PERSIST', lock.waiters)
-    end
   end
   redis.call('HSET', call.prefix .. 'parked', execution, locks[1].name, '#' .. waiter.task, execution)
   Queue.count_parked(call, 1, #text)
