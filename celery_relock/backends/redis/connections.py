@@ -199,21 +199,18 @@ class Connections:
         within = effort.within
         while True:
             link, idle = (self.make(within), None) if effort.once else self._take(within)
-            unheard = effort.unheard
+            is_sent = False
             try:
                 if idle is None:
                     link.connect()
-                effort.unheard += 1
-                effort.sent = clock()
+                effort.sent, is_sent = clock(), True
                 link.send_packed_command(link.pack_commands(commands), check_health=False)
                 answers = [_read(link, within) for _ in commands]
-                effort.unheard -= 1
             except BaseException as error:
                 # Also for a signal amid an answer: the next caller would read the rest of it.
                 link.disconnect()
                 note_address(error, link, heard=idle is not None)
-                if refused(error):
-                    effort.unheard = unheard
+                effort.unheard += is_sent and not refused(error)
                 if idle is None or not isinstance(error, FAULTS):
                     raise
                 silent = isinstance(error, AnswerTimeout | TimeoutError)

@@ -22,7 +22,7 @@ from .errors import FAULTS, translate
 if TYPE_CHECKING:
     from .cluster import Map, Node
 
-# After ASK seconds of silence a connection gets a PING; after GIVE_UP seconds it counts as gone.
+# After ASK seconds of silence a connection gets PINGs; after GIVE_UP seconds it counts as gone.
 ASK, GIVE_UP = 15.0, 30.0
 # In seconds: how often the listeners of a cluster are compared with this process's map of it, how
 # often the cluster itself is asked, and how soon a failed listener is replaced.
@@ -46,7 +46,7 @@ class Subscription:
         self, connect: Callable[[], Any], channels: Sequence[str], sharded: bool = False
     ) -> None:
         self.link: Any = None
-        self._heard = self._asked = time.monotonic()
+        self._heard = time.monotonic()
         try:
             self.link = connect()
             self.link.connect()
@@ -102,15 +102,14 @@ class Subscription:
 
     def _next(self) -> Any:
         word = self.link.read_response(disable_decoding=True)
-        self._heard = self._asked = time.monotonic()
+        self._heard = time.monotonic()
         return word if isinstance(word, list) else [word]
 
     def _ask_after_silence(self) -> None:
-        now = time.monotonic()
-        if now - self._heard > GIVE_UP:
+        silent = time.monotonic() - self._heard
+        if silent > GIVE_UP:
             raise LockUnavailable("the inbox's connection no longer answers")
-        if now - self._asked > ASK:
-            self._asked = now
+        if silent > ASK:
             self.link.send_command("PING", check_health=False)
 
 
