@@ -44,8 +44,7 @@ end
 
 local function resume(execution)
   local lock, waiter = Parked.find(call, execution)
-  local wanted = lock and (not Parked.on_its_way(call, waiter) or Parked.is_owed(call, execution, waiter))
-  if lock and (not wanted or Parked.hand_out(call, lock, execution, waiter)) then
+  if lock and Parked.send(call, lock, execution, waiter) then
     redis.call('ZADD', due, string.format('%.0f', waiter.back), 'r ' .. execution)
   else
     redis.call('ZREM', due, 'r ' .. execution)

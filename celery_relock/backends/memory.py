@@ -588,14 +588,18 @@ class _Command:
         longest = 2 * _TRIP if is_burst else _LONGEST
         place.back = self.now + min(_TRIP * 2 ** max(place.sent - 1, 0), longest)
 
+    def send(self, place: _Place) -> None:
+        """Hand out a message, unless it is on its way already and not owed to this caller."""
+        if not self.is_on_its_way(place) or self.is_owed(place):
+            self.hand_out(place)
+
     def may_look_behind(self, lock: _Lock, place: _Place, caller: str) -> bool:
         """Whether the places behind a parked place can have a turn: its message is on its way."""
         if self.stands_behind_itself(place):
             return True
         if place.execution_id == caller or not self.is_on_its_way(place):
             return False
-        if self.is_owed(place):
-            self.hand_out(place)
+        self.send(place)
         self.count(lock, place, self._ahead[lock.name])
         return True
 
@@ -626,8 +630,7 @@ class _Command:
         if place is None:
             self.state.resume_at.pop(execution_id, None)
             return
-        if not self.is_on_its_way(place) or self.is_owed(place):
-            self.hand_out(place)
+        self.send(place)
         self.state.resume_at[execution_id] = place.back
 
     def serve_what_is_due(self) -> None:
@@ -715,8 +718,7 @@ class _Command:
             return False
         if not place.parked or place.execution_id == caller:
             return self.grant(place, fences, caller)
-        if not self.is_on_its_way(place):
-            self.hand_out(place)
+        self.send(place)
         return False
 
     def join(self, lock: _Lock, owner: str, caller: str) -> None:
@@ -819,8 +821,7 @@ class _Command:
                 self._let_into_line(lock, place, caller)
                 return not is_caller
             elif not place.awaited:
-                if not self.is_on_its_way(place) or self.is_owed(place):
-                    self.hand_out(place)
+                self.send(place)
                 self._ahead[lock.name].look = min(self._ahead[lock.name].look, place.back)
                 return True
             elif caller and caller not in lock.queue and place.due > self.now:
@@ -1158,9 +1159,8 @@ class _Acquire(_Command):
         are told then. Without the one whose turn it is they would wait for each other all the
         same."""
         for place in list(line.queue.values()):
-            is_here = place.request is not None and not self.is_on_its_way(place)
-            if is_here and place.claim.stuck:
-                self.hand_out(place)
+            if place.request is not None and place.claim.stuck:
+                self.send(place)
 
     def _pass(self, ahead: dict[str, bool], joins: Mapping[str, int | None]) -> None:
         """Who waits for a hold that cannot end before this execution has the lock would wait for

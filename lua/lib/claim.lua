@@ -7,8 +7,8 @@ local Claim = {}
 function Claim.other_attempt(me)
   local left, text
   for _, lock in ipairs(me.locks) do
-    local hold = Holds.other_attempt(lock, me.execution, me.attempt)
-    if hold and not left then
+    local hold = lock.holds[me.execution]
+    if not left and Holds.has(lock, me.execution) and hold.attempt ~= me.attempt then
       left, text = hold.expiry - me.call.now, redis.call('HGET', lock.key, '@' .. me.execution) or ''
     end
     local waiter = lock.queued and Queue.waiter(lock, me.execution)

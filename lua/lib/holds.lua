@@ -316,12 +316,6 @@ function Holds.has(lock, execution)
   return hold and hold.attempt ~= Base.KEPT
 end
 
--- The live hold of another attempt of an execution, if there is one.
-function Holds.other_attempt(lock, execution, attempt)
-  local hold = lock.holds[execution]
-  return hold and hold.attempt ~= attempt and hold.attempt ~= Base.KEPT and hold or nil
-end
-
 -- Every hold; of a lock with an index the first `most`.
 function Holds.some(lock, most)
   if not lock.indexed then

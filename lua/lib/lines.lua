@@ -149,18 +149,6 @@ local function goes_before(call, lock, waiter, caller)
   return caller and waiter.line.due > call.now and not redis.call('ZSCORE', lock.queue, caller)
 end
 
--- The message of the first place in the line is here. True if it is on its way.
-local function hand_out_first(call, lock, execution, waiter)
-  local is_on_its_way = Parked.on_its_way(call, waiter)
-  if not is_on_its_way or Parked.is_owed(call, execution, waiter) then
-    if not Parked.hand_out(call, lock, execution, waiter) then
-      return false
-    end
-  end
-  lock.look = math.min(lock.look, waiter.back)
-  return true
-end
-
 -- Let in the first call of a line, or hand out its message; only a call whose message is late is passed
 -- over. True if the caller has to wait.
 function Lines.serve(call, lock, caller)
@@ -183,7 +171,8 @@ function Lines.serve(call, lock, caller)
       elseif await(call, lock, execution, waiter, caller) then
         return true
       end
-    elseif hand_out_first(call, lock, execution, waiter) then
+    elseif Parked.send(call, lock, execution, waiter) then
+      lock.look = math.min(lock.look, waiter.back)
       return true
     end
   end

@@ -37,7 +37,7 @@ end
 
 -- Whether to hand a message on its way to this caller again: the reply to its command was lost, or nobody
 -- could publish the message so far.
-function Parked.is_owed(call, execution, waiter)
+local function is_owed(call, execution, waiter)
   local here = waiter.by == call.by or waiter.untold and can_send(call, waiter.home)
   return here and not call.given[execution]
 end
@@ -83,13 +83,19 @@ function Parked.hand_out(call, lock, execution, waiter)
   return true
 end
 
+-- Hand out a message, unless it is on its way already and not owed to this caller. False if it is gone.
+function Parked.send(call, lock, execution, waiter)
+  local is_sent = Parked.on_its_way(call, waiter) and not is_owed(call, execution, waiter)
+  return is_sent or Parked.hand_out(call, lock, execution, waiter)
+end
+
 -- Let all ask once more whom others can wait for, though their turns have not come.
 function Parked.ask_again(call, line)
   for _, execution in ipairs(redis.call('ZRANGE', line.queue, 0, Queue.MOST - 1)) do
     local waiter = Queue.waiter(line, execution)
     local is_here = waiter and waiter.parked and not Queue.is_awaited(line, execution, waiter)
-    if is_here and waiter.stuck and not Parked.on_its_way(call, waiter) then
-      Parked.hand_out(call, line, execution, waiter)
+    if is_here and waiter.stuck then
+      Parked.send(call, line, execution, waiter)
     end
   end
 end
@@ -102,9 +108,7 @@ function Parked.may_look_behind(call, lock, execution, waiter, caller)
   if execution == caller or not Parked.on_its_way(call, waiter) then
     return false
   end
-  if Parked.is_owed(call, execution, waiter) then
-    Parked.hand_out(call, lock, execution, waiter)
-  end
+  Parked.send(call, lock, execution, waiter)
   Parked.count(call, lock, execution, waiter, lock)
   return true
 end

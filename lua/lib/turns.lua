@@ -123,7 +123,7 @@ local function enter_or_send(call, lock, execution, waiter, fences, caller)
   if not waiter.parked or execution == caller then
     return let_in(call, lock, execution, waiter, fences, caller)
   end
-  return not Parked.on_its_way(call, waiter) and not Parked.hand_out(call, lock, execution, waiter)
+  return not Parked.send(call, lock, execution, waiter)
 end
 
 -- Serve a waiter that may be in a permit by now, wherever it stands in the queue.
