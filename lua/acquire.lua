@@ -171,9 +171,7 @@ end
 -- The reply to a command that has parked the message before is given again: it was lost, perhaps.
 local function parked_before(at)
   for _, lock in ipairs(locks) do
-    if lock.queued then
-      Turns.promote(call, lock)
-    end
+    Turns.promote(call, lock)
   end
   return parked(at)
 end

@@ -30,8 +30,6 @@ for _, lock in ipairs(locks) do
   Holds.share(lock, execution, true)
 end
 for _, lock in ipairs(locks) do
-  if redis.call('EXISTS', lock.queue) == 1 then
-    Turns.promote(call, lock)
-  end
+  Turns.promote(call, lock)
 end
 return { 'SHARED' }

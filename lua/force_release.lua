@@ -49,7 +49,5 @@ if is_meant and #reply == 0 and Holds.permits(lock) == 0 then
   local waiter = leave_line(head)
   reply[1] = waiter and { head, waiter.line.ticket, Base.KEPT, '- ' .. waiter.label }
 end
-if redis.call('EXISTS', lock.queue) == 1 then
-  Turns.promote(call, lock)
-end
+Turns.promote(call, lock)
 return reply

@@ -143,12 +143,10 @@ local function leave_to_successors(lock)
 end
 
 local function let_others_in(lock)
-  if redis.call('EXISTS', lock.queue) == 1 then
-    Turns.promote(call, lock)
-    -- One that waits already was quicker: it has a hold by now.
-    for each in string.gmatch(Holds.is_line(lock) and '' or successors, '%S+') do
-      Turns.serve_one(call, lock, each)
-    end
+  Turns.promote(call, lock)
+  -- One that waits already was quicker: it has a hold by now.
+  for each in string.gmatch(Holds.is_line(lock) and '' or successors, '%S+') do
+    Turns.serve_one(call, lock, each)
   end
 end
 

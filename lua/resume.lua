@@ -37,9 +37,7 @@ end
 local function look_at_lock(name)
   local lock = Holds.open(call, call.prefix .. 'l:' .. name)
   redis.call('ZREM', due, 'l ' .. name)
-  if redis.call('EXISTS', lock.queue) == 1 then
-    Turns.promote(call, lock)
-  end
+  Turns.promote(call, lock)
 end
 
 local function resume(execution)

@@ -749,8 +749,7 @@ class _Command:
     def promote_others(self, caller: str = "") -> None:
         """Promote where waiters for several locks have left."""
         while self._to_promote:
-            if (lock := self._to_promote.popleft()).queue:
-                self._promote(lock, caller)
+            self._promote(self._to_promote.popleft(), caller)
 
     def _promote(self, lock: _Lock, caller: str) -> bool:
         self._ahead[lock.name] = _Ahead()
@@ -1129,7 +1128,7 @@ class _Acquire(_Command):
         for lock in self.locks:
             lock.claim_kept(self.me, self.limits[lock.name])
         self._take_over_places()
-        ahead = {lock.name: self.promote(lock, self.me) for lock in self.locks if lock.queue}
+        ahead = {lock.name: self.promote(lock, self.me) for lock in self.locks}
         joined, blocked = self._sort_out(ahead)
         if blocked is not None:
             waits = self.waiter_lease > 0 or self.request is not None
@@ -1170,7 +1169,7 @@ class _Acquire(_Command):
         can_pass = (self.claim.stuck or any(joins.values())) and not self.locks[0].is_line
         for lock in self.locks if can_pass else ():
             limit = self.limits[lock.name]
-            if ahead.get(lock.name) and self.is_behind_itself(self.claim, lock, limit, joins):
+            if ahead[lock.name] and self.is_behind_itself(self.claim, lock, limit, joins):
                 ahead[lock.name], self.passes = False, True
 
     def _wait(self, wanted: dict[str, int], blocked: _Lock) -> Queued:
@@ -1208,8 +1207,7 @@ class _Acquire(_Command):
     def _parked_before(self, at: _Lock) -> Parked:
         """The answer is given again: it was lost, perhaps."""
         for lock in self.locks:
-            if lock.queue:
-                self.promote(lock)
+            self.promote(lock)
         return Parked(at.rank(self.me) if self.me in at.queue else 0)
 
     def _other_attempt(self) -> tuple[float, str, bool] | None:
@@ -1275,7 +1273,7 @@ class _Acquire(_Command):
         for name, limit in self._missing().items():
             lock = self.lock(name)
             joined[lock] = self.permit_of(lock, self.claim, limit)
-            is_free = not ahead.get(name) and not lock.is_full(limit, self._ahead[name].promised)
+            is_free = not ahead[name] and not lock.is_full(limit, self._ahead[name].promised)
             if joined[lock] is None and not is_free:
                 blocked = blocked or lock
         return joined, blocked

@@ -197,6 +197,9 @@ local function serve(call, lock, caller)
 end
 
 local function promote(call, lock, caller)
+  if redis.call('EXISTS', lock.queue) == 0 then
+    return false
+  end
   nothing_promised(lock)
   local ahead = (Holds.is_line(lock) and Lines.serve or serve)(call, lock, caller)
   if redis.call('EXISTS', lock.messages) == 1 or Holds.is_line(lock) then
@@ -211,9 +214,8 @@ function Turns.promote_others(call, caller)
     local lock = table.remove(call.to_promote, 1)
     if not lock then
       return
-    elseif redis.call('EXISTS', lock.queue) == 1 then
-      promote(call, lock, caller)
     end
+    promote(call, lock, caller)
   end
 end
 
@@ -238,9 +240,8 @@ function Turns.withdraw(call, execution)
   end
   Queue.leave(call, lock, execution, waiter)
   for _, each in ipairs(Queue.wanted(call, lock, waiter)) do
-    if redis.call('EXISTS', each.queue) == 1 then
-      Turns.promote(call, each)
-    elseif Queue.is_burst(each) and each.holds.pause then
+    Turns.promote(call, each)
+    if Queue.is_burst(each) and each.holds.pause and redis.call('EXISTS', each.queue) == 0 then
       Holds.drop(each, 'pause')  -- nobody is left for whom it was made
     end
   end
