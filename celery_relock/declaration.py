@@ -87,16 +87,16 @@ class Declaration:
         with not_executed(task):
             return self.names(arguments)
 
-    def limits(self, arguments: Mapping[str, object], names: tuple[str, ...]) -> tuple[int, ...]:
-        """The limit of each of these names of a call, or `SHARED`. Raises as
-        `LockOptions.limit_for`."""
-        options = self.options
+    def limits(self, arguments: Mapping[str, object]) -> dict[str, int]:
+        """The limit, or `SHARED`, of each lock name of a call with these bound arguments, in the
+        order of `names`. Raises as that and `LockOptions.limit_for`."""
+        options, parts = self.options, self.rule.parts(arguments, self.prefix_now())
+        names = sorted(parts)
         if isinstance(options.limit, int) and options.mode == "exclusive":
-            return (options.limit,) * len(names)
+            return dict.fromkeys(names, options.limit)
         if not isinstance(options.limit, list | Mapping) and not isinstance(options.mode, list):
-            return (options.limit_for(seen(arguments, self.rule.rest)),) * len(names)
-        parts = self.rule.parts(arguments, self.prefix_now())
-        return tuple(options.limit_of_parts(parts[name]) for name in names)
+            return dict.fromkeys(names, options.limit_for(seen(arguments, self.rule.rest)))
+        return {name: options.limit_of_parts(parts[name]) for name in names}
 
     def templates_like_others(self, task: Any) -> Iterator[tuple[int, str]]:
         """The templates of lock_key that can give the names of another task that has them, too, and

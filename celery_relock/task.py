@@ -227,18 +227,18 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         declared = declared.of_call({}, prefix_of(declared.prefix))
         arguments = bind(self, args, kwargs)
         with not_executed(self):
-            names = declared.names(arguments)
-            if len(names) != 1:
-                raise LockConfigError(
-                    f"task {self.name}: this call has {len(names)} locks"
-                    + (f" ({', '.join(map(repr, names))})" if names else ", as lock_key is False")
-                    + ", and lock_for() is for a task with one."
-                    + (" Acquire a Lock for each name." if names else "")
-                )
-            limit = declared.limits(arguments, names)[0]
+            limits = declared.limits(arguments)
+        if len(limits) != 1:
+            raise LockConfigError(
+                f"task {self.name}: this call has {len(limits)} locks"
+                + (f" ({', '.join(map(repr, limits))})" if limits else ", as lock_key is False")
+                + ", and lock_for() is for a task with one."
+                + (" Acquire a Lock for each name." if limits else "")
+            )
+        ((name, limit),) = limits.items()
         return {
             "redis": engine_of(declared.app),
-            "name": names[0],
+            "name": name,
             "timeout": declared.options.ttl,
             "blocking_timeout": declared.options.max_wait,
             "limit": limit or 1,

@@ -213,8 +213,8 @@ class Execution:
         except Misfit as misfit:
             raise TypeError(*misfit.args) from None  # a client reads it without this library
         self.declared = declared = _declared(self.declared, self.request, header)
-        self.names = names = declared.names(arguments)
-        self.limits = dict(zip(names, declared.limits(arguments, names), strict=True))
+        self.limits = limits = declared.limits(arguments)
+        self.names = tuple(limits)
         self.owner = owner_of(declared.options.owner, self.request, self.task.name)
         # From the inside out: the locks, the line, the marker.
         locked: Callable[[Body], Any] = self.run_locked

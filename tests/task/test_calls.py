@@ -7,6 +7,7 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from datetime import timedelta
+from itertools import count
 
 import celery
 import pytest
@@ -318,6 +319,15 @@ def test_each_name_of_a_task_has_a_limit_of_its_own(m, name):
         for thread in threads:
             if thread.is_alive():
                 thread.join()
+
+
+def test_a_call_asks_once_for_its_names_also_where_each_has_a_limit_of_its_own(m, account):
+    numbers = count()
+    names = ["all", lambda: f"{account}:{next(numbers)}"]
+
+    _declare(m, lock_key=names, lock_limit=[3, 1])
+
+    assert next(numbers) == 1
 
 
 def _declare(m, **options):
