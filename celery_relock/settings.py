@@ -220,7 +220,8 @@ def _get(conf: Any, name: str, default: Any = _UNSET) -> Any:
     """One of our settings, in any spelling. A value set on the app precedes its config object.
 
     `conf.get` will not do: it does not know the old upper-case spellings of a setting that is not
-    Celery's, and in Celery 5.4 a name with the namespace precedes a value set on the app.
+    Celery's, and in Celery 5.4 a name with the namespace precedes a value set on the app. Nor will
+    `plain_names`: a configuration object that computes its settings tells no names.
     """
     prefixed = f"{conf.prefix or ''}{name}"
     everywhere = (name, prefixed, prefixed.upper())
