@@ -41,7 +41,7 @@ _AWAITED = (
     *("retries", "replaced_task_nesting", "parent_id", "root_id"),
 )
 
-Mark = Callable[[Any, Any, dict[str, Any], str, Claim], Conflict | None]
+Mark = Callable[[Sequence[str], Mapping[str, Any], str, Claim], Conflict | None]
 
 
 class Sending(NamedTuple):
@@ -85,8 +85,8 @@ def send(sending: Sending, mark: Mark | None = None) -> Any:
     """Send a call, unless it is a duplicate; see `LockedTask.apply_async`.
 
     Args:
-        mark: acquires the marker of a call that is to be sent with these arguments and options, as
-            this execution, where more than that is to be done in the same step.
+        mark: acquires the marker of a call that has these lock names and is to be sent with these
+            options, as this execution, where more than that is to be done in the same step.
     """
     task, declared, publish, args, kwargs, options = sending
     mode = declared.options.dedup
@@ -100,7 +100,7 @@ def send(sending: Sending, mark: Mark | None = None) -> Any:
     call = call_of(task, declared, args, kwargs)
     call = call._replace(task_id=task_id, execution_id=ids.new_id())
     keep = mode if call.marker.until == marker.TIME else marker.counts_for(task, options)
-    acquire = None if mark is None else partial(mark, args, kwargs, options, call.execution_id)
+    acquire = None if mark is None else partial(mark, call.names, options, call.execution_id)
     do_send = partial(publish, args, kwargs, **options)
     return _send_once(call, keep, do_send, acquire)
 

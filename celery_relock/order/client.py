@@ -9,7 +9,7 @@ stand behind calls that no worker has received yet.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -46,13 +46,11 @@ class Placer:
         self._ticket = 0
 
     def mark(
-        self, args: Any, kwargs: Any, options: dict[str, Any], execution_id: str, marker: Claim
+        self, names: Sequence[str], options: Mapping[str, Any], execution_id: str, marker: Claim
     ) -> Conflict | None:
         """Take the call's place together with its dedup marker, or neither. Returns who has the
-        marker. Raises LockUnavailable."""
-        self._name = self._name_of(args, kwargs, options)
-        assert self._name is not None, "a call without a place is none that has a marker"
-        return self._take(self._name, execution_id, options, marker)
+        marker. Raises LockUnavailable, and LockConfigError if there is not one name."""
+        return self._take(self._only(names), execution_id, options, marker)
 
     def __call__(self, args: Any, kwargs: Any, **options: Any) -> Any:
         options["task_id"] = options.get("task_id") or uuid()
@@ -89,15 +87,18 @@ class Placer:
     def _name_of(self, args: Any, kwargs: Any, options: Mapping[str, Any]) -> str | None:
         """The one lock name of the call; None if it takes no place. Raises LockConfigError."""
         try:
-            names = self._declared.names_of_call(self._task, args, kwargs)
+            name = self._only(self._declared.names_of_call(self._task, args, kwargs))
         except Misfit:
             return None  # one not sent would leave its chain hanging: it fails as it runs
-        if len(names) != 1:
-            raise LockConfigError(
-                f"task {self._task.name}: lock_order='sent' is for calls with one lock name, and "
-                f"this one has {len(names)}: {', '.join(map(repr, names))}"
-            )
-        return None if _is_kept(options, names[0]) else names[0]
+        return None if _is_kept(options, name) else name
+
+    def _only(self, names: Sequence[str]) -> str:
+        if len(names) == 1:
+            return names[0]
+        raise LockConfigError(
+            f"task {self._task.name}: lock_order='sent' is for calls with one lock name, and this "
+            f"one has {len(names)}: {', '.join(map(repr, names))}"
+        )
 
     def _take(
         self,
@@ -106,7 +107,7 @@ class Placer:
         options: Mapping[str, Any],
         marker: Claim | None = None,
     ) -> Conflict | None:
-        self._execution_id = execution_id
+        self._name, self._execution_id = name, execution_id
         request = _request(self._task, self._declared, name, execution_id, options)
         engine = engine_of(self._declared.app)
         backend = engine.backend

@@ -141,6 +141,21 @@ def test_a_call_gets_place_and_dedup_marker_in_one_step_and_a_duplicate_gets_nei
         assert update.marked("a", 1).id == first.id
 
 
+def test_place_and_marker_of_a_call_are_for_the_same_name_and_it_is_asked_for_once():
+    app = app_of(relock_url="memory://")
+    numbers = itertools.count()
+
+    @app.task(
+        base=LockedTask, shared=False, lock_order="sent", lock_dedup="until_done",
+        lock_key=lambda: f"{app.main}:{next(numbers)}",
+    )  # fmt: skip
+    def update(): ...
+
+    update.delay()
+
+    assert next(numbers) == 1
+
+
 def test_a_call_whose_message_cannot_be_sent_leaves_neither_place_nor_marker(redis_url, namespace):
     app = app_of(relock_url=redis_url, relock_namespace=namespace)
     update, _ = begun_in(app, lock_dedup="until_start")
