@@ -476,9 +476,12 @@ class Lease:
 
     def tell(self, kind: str, reason: str = "", since: float = 0.0, policy: str = "") -> None:
         """Tell the subscribers what happened to the lease."""
-        if not wanted(kind):
-            return
-        event = LockEvent(
+        if wanted(kind):
+            tell(self.event(kind, reason, since, policy))
+
+    def event(self, kind: str, reason: str = "", since: float = 0.0, policy: str = "") -> LockEvent:
+        """What they are told."""
+        return LockEvent(
             kind,
             self.claim.names,
             self.claim.execution_id,
@@ -493,7 +496,6 @@ class Lease:
             policy=policy,
             of_workflow=self.of_workflow,
         )
-        tell(event)
 
     @property
     def waited(self) -> float:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from celery.exceptions import Reject, Retry
 
 from ..declaration import engine_of
-from ..engine import events, ids, reentrancy
+from ..engine import ids, reentrancy
 from ..engine.engine import Engine
 from ..engine.events import LockEvent, logger
 from ..engine.hold import Body, MakeHold
@@ -205,22 +205,12 @@ class _LineLease(Lease):
 
     def tell(self, kind: str, reason: str = "", since: float = 0.0, policy: str = "") -> None:
         # What goes on without its line asks for its lock next, which tells of the outage.
-        if kind in _OF_THE_LOCK or policy == "run" or not events.wanted(kind):
-            return
-        of = self.claim
-        names = tuple(name.removeprefix(LINE) for name in of.names)
-        event = LockEvent(
-            kind,
-            names,
-            of.execution_id,
-            owner="",
-            reason=reason,
-            since=since,
-            work=self.work,
-            waited=self.waited,
-            policy=policy,
-        )
-        events.tell(event)
+        if kind not in _OF_THE_LOCK and policy != "run":
+            super().tell(kind, reason, since, policy)
+
+    def event(self, *told: Any, **_: Any) -> LockEvent:
+        names = tuple(name.removeprefix(LINE) for name in self.claim.names)
+        return super().event(*told)._replace(names=names, owner="")
 
 
 def clear_away(engine: Engine, request: Any, remember: float | None, task: Any, **_: Any) -> None:

@@ -349,16 +349,8 @@ def _tell_lost(task: Any, hold: StepHold, fences: tuple[int, ...]) -> LockLost:
         + ("acquired a new one" if fences else "could not acquire a new one")
     )
     if events.wanted("lost"):
-        event = events.LockEvent(
-            "lost",
-            claim.names,
-            claim.execution_id,
-            claim.owner,
-            fence=max(fences, default=0),
-            reason=reason,
-            work=hold.lease.work,
-        )
-        events.tell(event)
+        # For how long it was held before, no step knows.
+        events.tell(hold.lease.event("lost", reason)._replace(held=0.0))
     return LockLost(
         f"the lock {names} was not held all the time: {reason}; lock_on_gap={lock.on_gap!r}",
         name=claim.names[0],

@@ -120,6 +120,8 @@ def test_a_step_that_finds_its_permit_gone_is_told_and_acquires_a_new_one(flow, 
     assert [first["unbroken"], *(e["unbroken"] for e in rest)] == [True, False, False]
     told = flow.worker.wait_for_log(rf"{flow.key}.* lost.*ended between two steps")
     assert told
+    (lost,) = flow.worker.journal.events("lost", lock=flow.key)
+    assert (lost["held"], lost["of_workflow"]) == (0, True)
 
 
 @pytest.mark.parametrize("holds", ["the same", "one more", "another"])

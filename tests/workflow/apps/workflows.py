@@ -17,7 +17,7 @@ from celery.signals import after_task_publish, before_task_publish
 from celery_relock import Lock, LockedTask, locked
 from celery_relock.engine import reentrancy
 from celery_relock.errors import LockLost
-from celery_relock.signals import lock_acquired
+from celery_relock.signals import lock_acquired, lock_lost
 from celery_relock.workflow import steps
 from tests.support import Journal, make_app
 from tests.support.overtaken import Overtaken
@@ -67,6 +67,11 @@ after_task_publish.connect(lambda **_: may_die("published"), weak=False)
 def _tell_the_wait(names: Any, waited: float, of_workflow: bool, **_: Any) -> None:
     if of_workflow:
         journal.add("acquired", lock=names[0], waited=waited)
+
+
+@lock_lost.connect
+def _tell_the_loss(names: Any, held: float, of_workflow: bool, **_: Any) -> None:
+    journal.add("lost", lock=names[0], held=held, of_workflow=of_workflow)
 
 
 def permit_of(task: Any) -> tuple[int, bool]:
