@@ -102,7 +102,6 @@ class _HeldMarker(HeldBeside):
     def __init__(self, call: MarkedCall, message: Any) -> None:
         super().__init__(call.task, message)
         self.call = call
-        self.to_retry = [*call.marker]
         self.replaced = False
         told, mine = header_of(message).dedup, call.marker
         if message.retries or (told is not None and not told[0]):
@@ -117,13 +116,13 @@ class _HeldMarker(HeldBeside):
         return self.lease.state in (State.HELD, State.LOST)
 
     @property
-    def is_for_retries(self) -> bool:
-        until = self.call.marker.until
-        if self.begun:
-            return until == marker.DONE
+    def to_retry(self) -> list[Any] | None:
+        until, before = self.call.marker.until, marker.DONE
         # With "replace", a call that has not begun must not keep later ones out by its retry.
-        before = marker.START if self.call.options.on_duplicate != "replace" else marker.DONE
-        return self.held and until in (before, marker.DONE)
+        if not self.begun and self.call.options.on_duplicate != "replace":
+            before = marker.START
+        is_left = until in (before, marker.DONE) and (self.begun or self.held)
+        return [*self.call.marker] if is_left else None
 
     def arrive(self) -> Found | None:
         """Take the marker over. Returns whose it is if this call is a duplicate."""
@@ -254,7 +253,7 @@ class _HeldMarker(HeldBeside):
             return Successor(me, QUEUED)
         if isinstance(error, Waits) and not self.begun:
             return Successor(me, marker.PARKED)
-        sent = self.delivery.retry if self.is_for_retries else None
+        sent = None if self.to_retry is None else self.delivery.retry
         if sent is None:
             return None
         keep = marker.counts_for(self.task, sent.fields)

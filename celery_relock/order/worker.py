@@ -64,7 +64,8 @@ def around(execution: Execution, body: Body) -> Any:
 
     def run() -> Any:
         execution.asks_for_line()
-        return locked(held.ordered(body, held.arrive()))
+        held.arrive()
+        return locked(held.ordered(body))
 
     return held.around(run)
 
@@ -87,9 +88,10 @@ class _HeldLine(HeldBeside):
         self.engine = engine
         # Whatever the task does while somebody holds its lock: here it waits for its turn.
         self.options = replace(execution.declared.options, on_conflict="wait")
-        # Its line, and its ticket there, 0 if it has been overtaken.
-        self.to_retry: list[Any] = []
-        self.out_of_order = ""  # why it runs out of its order, if it does
+        # When its turn has come: its ticket, and whether nobody has overtaken it; 0 and None where
+        # there are no locks at all.
+        self.ticket = 0
+        self.in_order: bool | None = None
         self.lease = lease_of(
             partial(_LineLease, backend=engine.backend),
             task,
@@ -103,48 +105,48 @@ class _HeldLine(HeldBeside):
         )
 
     @property
-    def is_for_retries(self) -> bool:
-        return bool(self.to_retry)
+    def to_retry(self) -> list[Any] | None:
+        keeps = self.ticket and self.options.order_retry == "keep"
+        return [self.name, self.ticket if self.in_order else 0] if keeps else None
 
-    def arrive(self) -> bool | None:
-        """Wait for the turn of this execution. Returns whether nobody has overtaken it; None where
-        there are no locks at all."""
+    def arrive(self) -> None:
+        """Wait for the turn of this execution."""
         held = obtain(Attempt(self.task, self.engine, self.lease, self.options, self.message))
-        if held is None:
-            return False  # lock_on_unavailable="run"
-        told, (ticket,) = self.header.order, held.fences
-        if not ticket:
-            return None  # relock_enabled=False
-        in_order = told is not None and told[1] == ticket
-        keeps = self.options.order_retry == "keep"
-        if keeps:
-            self.to_retry = [self.name, ticket if in_order else 0]
-        if not in_order and (keeps or not self.message.retries):
-            self.out_of_order = (
-                "it came after it had been passed over, or its place was lost"
-                if told and told[1]
-                else "it was sent without a place in it, or an attempt before it has left it"
-            )
-        return in_order
+        if held is None:  # lock_on_unavailable="run"
+            self.in_order = False
+            return
+        (self.ticket,) = held.fences
+        if self.ticket:
+            self.in_order = self.header.order == (self.name, self.ticket)
 
-    def ordered(self, body: Body, was_in_order: bool | None) -> Body:
+    def ordered(self, body: Body) -> Body:
         """The body, with what it is told."""
 
         def begin(make_hold: MakeHold) -> Any:
-            self.begun, in_order = True, was_in_order
-            if in_order and self.lease.lost:  # it waited for its lock, and was frozen meanwhile
-                in_order, self.to_retry[1:] = False, [0] * bool(self.to_retry)
-                self.out_of_order = "it lost its turn while it waited for its lock"
+            self.begun, why = True, self._why_out_of_order()
+            # It waited for its lock, and was frozen meanwhile.
+            if self.in_order and self.lease.lost:
+                self.in_order, why = False, "it lost its turn while it waited for its lock"
             self.offer()
             # Only now: until it has its lock as well, it can come back here.
-            if self.out_of_order:
+            if why:
                 logger.warning(
                     "%s[%s] does not run in the order of %r: %s",
-                    *(self.task.name, self.message.id, self.name, self.out_of_order),
+                    *(self.task.name, self.message.id, self.name, why),
                 )
-            return _telling(body, in_order)(make_hold)
+            return _telling(body, self.in_order)(make_hold)
 
         return begin
+
+    def _why_out_of_order(self) -> str:
+        """Why it runs out of its order; "" if it does not, or is the retry that is to do so."""
+        is_at_the_end = self.message.retries and self.options.order_retry == "end"
+        if self.in_order or is_at_the_end or not self.ticket:
+            return ""
+        told = self.header.order
+        if told and told[1]:
+            return "it came after it had been passed over, or its place was lost"
+        return "it was sent without a place in it, or an attempt before it has left it"
 
     def _stays_open(self, error: BaseException | None) -> bool:
         """Also until a retry is sent that gets nothing: a process that is killed before leaves a
@@ -176,7 +178,7 @@ class _HeldLine(HeldBeside):
         me, gap = self.lease.claim.execution_id, self.options.order_gap
         if isinstance(error, SentAgain):
             return Successor(me, error.when + gap)
-        sent = self.delivery.retry if self.is_for_retries else None
+        sent = None if self.to_retry is None else self.delivery.retry
         # One with another lock name has a place of its own there.
         if sent is not None and sent.header.get("order", [""])[0] == self.name:
             keep = keep_for(gap, sent.fields.get("eta"), sent.fields.get("expires"))

@@ -18,12 +18,11 @@ class HeldBeside(ABC):
     """Base class: `around` ends it when the execution ends, or leaves it to the retry.
 
     Attributes:
-        field: of the header, by which a retry gets it; `to_retry` is what stands there.
+        field: of the header, by which a retry gets it.
         begun: whether the execution has its locks.
     """
 
     field: str
-    to_retry: list[Any]
 
     def __init__(self, task: Any, message: Any) -> None:
         self.task = task
@@ -33,13 +32,13 @@ class HeldBeside(ABC):
 
     @property
     @abstractmethod
-    def is_for_retries(self) -> bool:
-        """Whether a retry that is sent now gets it."""
+    def to_retry(self) -> list[Any] | None:
+        """What stands in the header of a retry that is sent now and gets it; None if none does."""
 
     def offer(self) -> None:
         """From now on a retry that is sent gets it."""
-        if self.is_for_retries:
-            self.delivery.to_retry[self.field] = self.to_retry
+        if (told := self.to_retry) is not None:
+            self.delivery.to_retry[self.field] = told
 
     @abstractmethod
     def end(self, error: BaseException | None) -> None:
@@ -67,7 +66,7 @@ class HeldBeside(ABC):
     def _stays_open(self, error: BaseException | None) -> bool:
         """Whether a retry gets what is held: one that was sent, or that Celery's autoretry, which
         lies around the lock, is to make of this error. Then the execution ends with its message."""
-        if not (self.is_for_retries and is_retried(self.task, self.delivery, error)):
+        if self.to_retry is None or not is_retried(self.task, self.delivery, error):
             return False
         if not self.begun:  # a conflict, say
             self.offer()
