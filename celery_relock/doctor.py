@@ -660,15 +660,16 @@ def _parked(
         if each.home not in own
         and not (each.lock.startswith(DEBOUNCE) and workers and workers.told)  # see `_bursts`
     }
-    for each in [*unresumed.values()][:1]:
+    if unresumed is not None:
         yield Finding(
             "parked",
             ERROR,
             "no worker that answers has celery-relock, and there are parked tasks such as "
-            f"{each.task}[{each.task_id}] for the lock {each.lock!r}",
+            f"{unresumed.task}[{unresumed.task_id}] for the lock {unresumed.lock!r}",
             "A worker without celery-relock resumes none of them.",
             "Start a worker with celery-relock until `celery -A APP relock stats` counts nobody "
-            "waiting, or cancel them: celery -A APP relock cancel " + shlex.quote(each.task_id),
+            "waiting, or cancel them: celery -A APP relock cancel "
+            + shlex.quote(unresumed.task_id),
         )
     for queue, each in sorted(unserved.items()):
         yield Finding(
@@ -708,11 +709,11 @@ def _parked(
 
 def _unattended(
     app: Any, engine: Engine, workers: _Workers | None, parked: Sequence[ParkedTask]
-) -> tuple[dict[str, ParkedTask], dict[str, ParkedTask]]:
-    """One parked task of this app for each queue that no worker consumes; and one for each that
-    workers without the library alone consume."""
+) -> tuple[dict[str, ParkedTask], ParkedTask | None]:
+    """One parked task of this app for each queue that no worker consumes; and one of those queues
+    that workers without the library alone consume."""
     unserved: dict[str, ParkedTask] = {}
-    unresumed: dict[str, ParkedTask] = {}
+    unresumed: ParkedTask | None = None
     if workers is None or not workers.is_whole or not broker.has_remote_control(app):
         return unserved, unresumed
     # Redis is asked once about each queue, however many are parked. The first is named.
@@ -724,7 +725,7 @@ def _unattended(
         if engine.backend.consumed(channel):
             continue  # by one that does not answer
         if is_read:
-            unresumed.setdefault(each.queue, each)
+            unresumed = unresumed or each
         else:
             unserved.setdefault(each.queue, each)
     return unserved, unresumed
