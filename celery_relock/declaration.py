@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -336,30 +336,30 @@ def unbegun(task: str) -> LockConfigError:
     )
 
 
-def refuse_settings(has: Callable[[str], bool], where: str) -> None:
+def refuse_settings(names: Iterable[str], where: str) -> None:
     """Raise LockConfigError if an option is written as the app's setting for all tasks is.
 
     Args:
-        has: whether something of this name is there.
-        where: what has it, for the error.
+        names: those that are there.
+        where: what has them, for the error.
     """
-    for setting, option in _SETTINGS.items():
-        if has(setting):
+    for name in names:
+        if name in _SETTINGS:
             raise LockConfigError(
-                f"{where}: {setting} is a setting of the app. Here the option is {option}."
+                f"{where}: {name} is a setting of the app. Here the option is {_SETTINGS[name]}."
             )
 
 
 def _options(cls: Any, task: Any) -> dict[str, object]:
     """Every `lock_*` attribute as it was written, on the class or, for this task alone, on it."""
-    refuse_settings(partial(hasattr, cls), f"task {task.name}")
-    names = [name for name in dir(cls) if name.startswith(_PREFIX) and name not in _METHODS]
+    public = [name for name in dir(cls) if not name.startswith("_")]
+    refuse_settings(public, f"task {task.name}")
+    names = [name for name in public if name.startswith(_PREFIX) and name not in _METHODS]
     written = {name: _as_written(inspect.getattr_static(cls, name), task) for name in names}
     own = {name: value for name, value in vars(task).items() if name.startswith(_PREFIX)}
     # What was given to a decorator is for nobody else.
     given = vars(cls).keys() if "__wrapped__" in vars(cls) else ()
-    public = {name for name in dir(cls) if not name.startswith("_")}
-    for name in sorted(public - {*names}):
+    for name in sorted({*public} - {*names}):
         plain = name.replace("_", "").lower()
         option = _PREFIX + _MEANT.get(plain, "")
         is_meant = plain.startswith("lock") or name in given or name in _WITHOUT_PREFIX

@@ -143,7 +143,7 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         options.update(
             task_id=task_id, producer=producer, link=link, link_error=link_error, shadow=shadow
         )
-        refuse_settings(options.__contains__, f"a call of {self.name}")
+        refuse_settings(options, f"a call of {self.name}")
         declared = declaration(type(self))
         before = attempt_before({"id": task_id, **options}, options.get("headers"))
         prefix = None if before is None else before.prefix
@@ -177,7 +177,7 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         Raises:
             LockConfigError: as for `apply_async`.
         """
-        refuse_settings(options.__contains__, f"a call of {self.name}")
+        refuse_settings(options, f"a call of {self.name}")
         declared, own = declaration(type(self)), options.pop(OPTIONS, {}) | take_options(options)
         prefix, headers = options.pop(PREFIX, None), options.get("headers") or {}
         if before := parse(headers.get(HEADER)) if options.get("retries") else None:
