@@ -47,31 +47,31 @@ def around(execution: Execution, body: Body) -> Any:
     message, engine = execution.message, engine_of(execution.declared.app)
     header, locked = header_of(message), execution.run_locked
     name = header.order[0] if header.order else execution.names[0]
-    if reentrancy.holding(engine.backend, name) is not None:
-        # The step of a workflow lock: the line would wait for the workflow, and it for the line.
+    # The step of a workflow lock: the line would wait for the workflow, and it for the line.
+    is_step = reentrancy.holding(engine.backend, name) is not None
+    if is_step:
         with suppress(RelockError):
             end_unexecuted(engine, [LINE + name], header.execution_id, MAY_COME)
-        return locked(_telling(body, False))
-    if header.order is None and header.parked_at:
-        # For the lock itself, before the task had an order. It keeps its place there: at the end of
-        # the line it would wait for the first call of the line, and that call for it.
-        return locked(_telling(body, False))
+    # One that was parked for the lock itself, before the task had an order, keeps its place there:
+    # at the end of the line it would wait for the first call of the line, and that call for it.
+    if is_step or (header.order is None and header.parked_at):
+        return locked(lambda make_hold: body(partial(make_hold, in_order=False)))
     if header.order is None:
         # It takes its place now. Wherever it comes next, also where the task has no order any more,
         # it is known to have one.
         keep_header(message, header._replace(order=(name, 0)))
     held = _HeldLine(execution, engine, header, name)
 
+    def body_in_turn(make_hold: MakeHold) -> Any:
+        held.begin()
+        return body(partial(make_hold, in_order=held.in_order))
+
     def run() -> Any:
         execution.asks_for_line()
         held.arrive()
-        return locked(held.ordered(body))
+        return locked(body_in_turn)
 
     return held.around(run)
-
-
-def _telling(body: Body, in_order: bool | None) -> Body:
-    return lambda make_hold: body(partial(make_hold, in_order=in_order))
 
 
 class _HeldLine(HeldBeside):
@@ -119,24 +119,19 @@ class _HeldLine(HeldBeside):
         if self.ticket:
             self.in_order = self.header.order == (self.name, self.ticket)
 
-    def ordered(self, body: Body) -> Body:
-        """The body, with what it is told."""
-
-        def begin(make_hold: MakeHold) -> Any:
-            self.begun, why = True, self._why_out_of_order()
-            # It waited for its lock, and was frozen meanwhile.
-            if self.in_order and self.lease.lost:
-                self.in_order, why = False, "it lost its turn while it waited for its lock"
-            self.offer()
-            # Only now: until it has its lock as well, it can come back here.
-            if why:
-                logger.warning(
-                    "%s[%s] does not run in the order of %r: %s",
-                    *(self.task.name, self.message.id, self.name, why),
-                )
-            return _telling(body, self.in_order)(make_hold)
-
-        return begin
+    def begin(self) -> None:
+        """The execution has its locks, and its body comes next."""
+        self.begun, why = True, self._why_out_of_order()
+        # It waited for its lock, and was frozen meanwhile.
+        if self.in_order and self.lease.lost:
+            self.in_order, why = False, "it lost its turn while it waited for its lock"
+        self.offer()
+        # Only now: until it has its lock as well, it can come back here.
+        if why:
+            logger.warning(
+                "%s[%s] does not run in the order of %r: %s",
+                *(self.task.name, self.message.id, self.name, why),
+            )
 
     def _why_out_of_order(self) -> str:
         """Why it runs out of its order; "" if it does not, or is the retry that is to do so."""
