@@ -7,9 +7,12 @@ import uuid
 
 import pytest
 from celery import Celery, chain
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 
-from celery_relock import LockedTask, locked, signals
+from celery_relock import Lock, LockedTask, locked, signals
+from celery_relock.admin import Locks
 from celery_relock.contrib import metrics, otel
 from celery_relock.contrib.metrics import template_of
 from celery_relock.declaration import engine_of
@@ -239,3 +242,31 @@ def test_a_task_without_a_lock_has_none_in_its_span(span, redis_url, namespace, 
     locks()
     assert bool(span.attributes) == enabled
     assert ("relock.held" in span.attributes) == enabled
+
+
+def _gauges(locks):
+    """The data of the gauges of these locks, by name and unit; None if there are none."""
+    reader = InMemoryMetricReader()
+    otel.observe(locks, MeterProvider([reader]))
+    data = reader.get_metrics_data()
+    if data is None:
+        return None
+    [scope] = data.resource_metrics[0].scope_metrics
+    return {
+        (each.name, each.unit): [point.value for point in each.data.data_points]
+        for each in scope.metrics
+    }
+
+
+def test_the_gauges_are_read_from_redis_when_metrics_are_exported(redis_url, namespace):
+    with Lock(redis_url, "a", namespace=namespace):
+        found = _gauges(Locks(redis_url, namespace))
+
+    assert {name for name, _ in found} == {f"relock.{name}" for name in metrics.GAUGES}
+    assert found["relock.held", ""] == [1]
+    [longest] = found["relock.oldest_hold", "s"]
+    assert longest > 0
+
+
+def test_there_are_no_gauges_while_redis_cannot_be_reached():
+    assert _gauges(Locks("redis://127.0.0.1:1/0")) is None
