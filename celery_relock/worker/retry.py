@@ -40,13 +40,11 @@ class LeftToRetry:
 
     Attributes:
         attempt: by which the body has its locks.
-        needed: the lock names that the retry needs.
         open: whether the body has ended, and Celery has yet to make the retry of its error, or to
             store the state RETRY.
     """
 
     attempt: Attempt
-    needed: tuple[str, ...] = ()
     open: bool = False
 
     @contextmanager
@@ -69,7 +67,8 @@ class LeftToRetry:
     def leave(self, sent: Retried) -> None:
         """Leave the lease to the retry, if that needs any of it; release what it does not need."""
         lease, gap = self.attempt.lease, self.attempt.options.gap_ttl
-        kept = tuple(name in self.needed for name in lease.claim.names)
+        needed = {name for name, _ in sent.header.get("kept", ())}
+        kept = tuple(name in needed for name in lease.claim.names)
         if not any(kept):
             return
         if not all(kept):
@@ -150,11 +149,10 @@ def on_publish(body: Any, header: dict[str, Any], retried: Delivery | None) -> N
         if awaited := header_of(running_request()).kept:
             header["kept"] = [list(each) for each in awaited]
         return
-    left: LeftToRetry = retried.left_to_retry
-    lease = left.attempt.lease
-    left.needed = _names_of(left.attempt.task, *body[:2])
+    attempt: Attempt = retried.left_to_retry.attempt
+    lease, needed = attempt.lease, _names_of(attempt.task, *body[:2])
     kept = zip(lease.claim.names, lease.fences, strict=True)
-    header["kept"] = [[name, fence] for name, fence in kept if name in left.needed]
+    header["kept"] = [[name, fence] for name, fence in kept if name in needed]
     header["before"] = [lease.claim.execution_id]
 
 
