@@ -136,7 +136,8 @@ def clear_away(
 def _lost(sender: Any = None, exception: Any = None, **_: Any) -> None:
     """A task's process is gone, or is about to go. Its message comes again if Celery puts it back,
     as it does after some time limits; else it was acknowledged, or rejected."""
-    # Not by the task id, which is also that of a retry. None where a body raises such an error.
+    # Not by the task id, which is also that of a retry. None in a child, whose body may raise such
+    # an error itself.
     request = ended_request()
     is_lost = isinstance(exception, WorkerLostError | TimeLimitExceeded)
     if not is_lost or request is None or puts_back(sender, exception):
