@@ -52,10 +52,9 @@ def is_thrown_in(error: BaseException) -> bool:
 
 
 class _Stage(enum.Enum):
-    OUTSIDE = 0  #: before the body, or after it
+    OUTSIDE = 0  #: before the body or after it, or the body has heard that the lock is lost
     INSIDE = 1
     FIRED = 2  #: the lock is lost and the news is on its way
-    RAISED = 3  #: the body has heard of it
 
 
 class Interruption(ContextDecorator):
@@ -129,7 +128,7 @@ class Interruption(ContextDecorator):
         """In the body's own thread: the error that is to be raised there now, if any."""
         if self._stage is not _Stage.FIRED:
             return None
-        self._stage = _Stage.RAISED
+        self._stage = _Stage.OUTSIDE
         self._told = self._error()
         self._forget()
         return self._told
