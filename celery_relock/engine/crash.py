@@ -335,6 +335,8 @@ class Reaper:
     def __init__(self, backend: Backend, parking: Parking) -> None:
         self._backend = backend
         self._parking = parking
+        self._deaths = select.poll()
+        #: The descriptors of the living, whose deaths end a poll.
         self._watched: dict[str, int] = {}
         #: Journals of the dead that name other backends' locks alone, and when each is to go. The
         #: dead write no more, so nobody has to read these twice.
@@ -363,20 +365,19 @@ class Reaper:
         self._stop.set()
 
     def _live(self) -> None:
-        poll = select.poll()
         often = not hasattr(os, "pidfd_open")
         while not self._stop.is_set():
             with self._trouble:
-                self.look(poll)
+                self.look()
             if self._trouble.failures:
                 # Who is dead and was not come to would end the poll at once.
                 self._stop.wait(LOOK_EVERY)
             else:
                 again = LOOK_AGAIN if self._outage.failures else LOOK_EVERY
                 # Ends early when a process dies that is watched.
-                poll.poll((LOOK_OFTEN if often else again) * 1000)
+                self._deaths.poll((LOOK_OFTEN if often else again) * 1000)
 
-    def look(self, poll: select.poll) -> None:
+    def look(self) -> None:
         """Free what the dead hold, and watch the living."""
         failures, found = list[RelockError](), list(folder().iterdir())
         names = {path.name for path in found}
@@ -385,35 +386,35 @@ class Reaper:
                 del known[name]
         # Another reaper has buried these. Their descriptors would end each wait at once, for ever.
         for name in self._watched.keys() - names:
-            self._unwatch(name, poll)
+            self._unwatch(name)
         for path in found:
             if time.time() < self._foreign.get(path.name, 0.0):
                 continue
             if alive(path.name):
                 if path.name not in self._watched:
-                    self._watch(path.name, poll)
+                    self._watch(path.name)
                 _keep_young(path)
             else:
-                self._unwatch(path.name, poll)
+                self._unwatch(path.name)
                 failures += self._bury(path)
         if failures or self._outage.failures:
             with self._outage:
                 if failures:
                     raise failures[0]
 
-    def _watch(self, name: str, poll: select.poll) -> None:
+    def _watch(self, name: str) -> None:
         try:
             self._watched[name] = os.pidfd_open(int(name.partition("-")[0]))
         except (OSError, AttributeError):
             # Gone this moment; or the kernel, a sandbox or this build of Python has no pidfds. Then
             # the next look at /proc finds out.
             return
-        poll.register(self._watched[name], select.POLLIN)
+        self._deaths.register(self._watched[name], select.POLLIN)
 
-    def _unwatch(self, name: str, poll: select.poll) -> None:
+    def _unwatch(self, name: str) -> None:
         descriptor = self._watched.pop(name, None)
         if descriptor is not None:
-            poll.unregister(descriptor)
+            self._deaths.unregister(descriptor)
             os.close(descriptor)
 
     def _bury(self, path: Path) -> list[RelockError]:

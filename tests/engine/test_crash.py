@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import subprocess
 import sys
 import threading
@@ -405,10 +404,10 @@ def test_the_reaper_releases_only_what_the_dead_noted_for_its_own_backend(folder
     dead.write_bytes(mine.read_bytes())
     backend, another = _Backend("backend"), _Backend("another")
 
-    _reaper(backend).look(select.poll())
+    _reaper(backend).look()
     assert backend.released == ["attempt1"]
     assert dead.exists()  # the other store's reaper may come
-    _reaper(another).look(select.poll())
+    _reaper(another).look()
     assert another.released == ["attempt2"]
 
 
@@ -420,7 +419,7 @@ def test_the_journal_of_a_dead_process_that_names_another_backend_is_read_once(f
     reaper = _reaper(backend)
 
     for _ in range(3):
-        reaper.look(select.poll())
+        reaper.look()
 
     assert backend.released == ["attempt1"]
 
@@ -429,16 +428,16 @@ def test_a_process_whose_journal_another_reaper_removed_is_watched_no_longer(fol
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     path = folder / journals.process_name(process.pid)
     path.write_bytes(b"")
-    reaper, poll = _reaper(_Backend("backend")), select.poll()
-    reaper.look(poll)
+    reaper = _reaper(_Backend("backend"))
+    reaper.look()
     path.unlink()
     process.kill()
     process.wait()
-    assert poll.poll(30_000), "its death is heard"
+    assert reaper._deaths.poll(30_000), "its death is heard"
 
-    reaper.look(poll)
+    reaper.look()
 
-    assert poll.poll(0) == []
+    assert reaper._deaths.poll(0) == []
     process.stdin.close()
 
 
@@ -454,7 +453,7 @@ def test_what_cannot_be_freed_yet_is_tried_again_and_told_once(folder, journal, 
     reaper = _reaper(backend)
 
     for _ in range(2):
-        reaper.look(select.poll())
+        reaper.look()
 
     assert backend.released == ["attempt1"] * 2
     [told] = [each.message for each in caplog.records if each.levelno >= logging.WARNING]
@@ -465,15 +464,15 @@ def test_what_nobody_came_for_is_thrown_away_after_a_day(folder, journal):
     _note(journal, Entry("nobody's", "execution", "attempt", ("b",)))
     dead = folder / "1-1"
     dead.write_bytes((folder / journals.process_name(os.getpid())).read_bytes())
-    _reaper(_Backend("backend")).look(select.poll())
+    _reaper(_Backend("backend")).look()
     os.utime(dead, (0, 0))
     reaper = _reaper(_Backend("backend"))
-    reaper.look(select.poll())
+    reaper.look()
     assert dead.exists(), "its process can have died just now: on tmpfs notes change no time"
 
     reaper._found["1-1"] -= journals.FORGET_AFTER
     reaper._foreign.clear()
-    reaper.look(select.poll())
+    reaper.look()
 
     assert not dead.exists()
 
@@ -482,7 +481,7 @@ def test_the_journal_of_a_process_that_lives_grows_not_old(folder, journal):
     _note(journal, _entry())
     mine = folder / journals.process_name(os.getpid())
     os.utime(mine, (0, 0))
-    _reaper(_Backend("backend")).look(select.poll())
+    _reaper(_Backend("backend")).look()
     assert mine.stat().st_mtime > time.time() - 60
 
 
@@ -491,7 +490,7 @@ def test_who_only_waited_for_a_lock_is_not_said_to_have_held_it(folder, journal,
     _note(journal, _entry(1))
     (folder / "1-1").write_bytes((folder / journals.process_name(os.getpid())).read_bytes())
     caplog.set_level(logging.INFO)
-    _reaper(_Backend("backend", holder)).look(select.poll())
+    _reaper(_Backend("backend", holder)).look()
     assert any("reclaimed" in text for text in caplog.messages) == (holder == "attempt1")
 
 

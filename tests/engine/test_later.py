@@ -226,7 +226,7 @@ def test_what_a_process_was_to_free_when_it_ended_is_freed_by_the_reaper_of_its_
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     said = programs.run(
         """
-        import logging, select, signal
+        import logging, signal
         from urllib.parse import urlsplit
         from celery_relock.engine.crash import Reaper
         from celery_relock.engine.protocol import KEPT, Parked, ParkRequest, Successor
@@ -262,11 +262,11 @@ def test_what_a_process_was_to_free_when_it_ended_is_freed_by_the_reaper_of_its_
         proxy.refuse()
         os.waitpid(child, 0)
         reaper = Reaper(back.backend, back.parking)
-        reaper.look(select.poll())
+        reaper.look()
         proxy.accept()
         seen = engine()
         assert (seen.inspect("a").waiting, len(seen.inspect("b").holds)) == (2, 1)
-        reaper.look(select.poll())
+        reaper.look()
         say(seen.inspect("a").waiting, len(seen.inspect("b").holds), len(seen.inspect("c").holds))
         """,
         redis_url,
@@ -302,7 +302,7 @@ def test_what_a_killed_process_was_to_withdraw_stays_if_its_message_came_again_a
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     said = programs.run(
         """
-        import logging, select, signal
+        import logging, signal
         from urllib.parse import urlsplit
         from celery_relock.engine.crash import Reaper
         from celery_relock.engine.protocol import Parked, ParkRequest
@@ -326,7 +326,7 @@ def test_what_a_killed_process_was_to_withdraw_stays_if_its_message_came_again_a
             again = lease(seen, "a", execution_id=run)
             assert isinstance(seen.park(again, ParkRequest("text", "home", run)), Parked)
         proxy.accept()
-        Reaper(back.backend, back.parking).look(select.poll())
+        Reaper(back.backend, back.parking).look()
         say(seen.inspect("a").waiting, seen.backend.withdraw(runs[0], 60.0))
         """,
         redis_url,

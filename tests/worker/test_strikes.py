@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import sys
 import time
 import uuid
@@ -378,7 +377,7 @@ def test_wherever_a_process_is_killed_a_reaper_frees_what_it_had(
     subject = make(options)
     monkeypatch.setattr(crash.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(crash.journal, "on", True)
-    reaper, poll = crash.Reaper(subject.engine.backend, subject.engine.parking), select.poll()
+    reaper = crash.Reaper(subject.engine.backend, subject.engine.parking)
     number, status = 0, -1
     while status != 0:  # until a call comes to its end
         number, name = number + (1 if LONG else 9), uuid.uuid4().hex
@@ -388,6 +387,6 @@ def test_wherever_a_process_is_killed_a_reaper_frees_what_it_had(
             Context().run(subject.run, name)
             os._exit(0)
         status = os.waitpid(child, 0)[1]
-        reaper.look(poll)
+        reaper.look()
         assert subject.attempts(name) <= {KEPT}, number
     assert number > 50
