@@ -327,13 +327,11 @@ class Reaper:
     hard time limit) is not gone yet, and its lock is not freed under it.
 
     Args:
-        backend: whose locks to free. Journals name other backends' locks, too; these stay for their
-            own reapers.
-        parking: sends what is parked for a lock that the reaper frees.
+        parking: of the backend whose locks to free; sends what is parked for them. Journals name
+            other backends' locks, too; these stay for their own reapers.
     """
 
-    def __init__(self, backend: Backend, parking: Parking) -> None:
-        self._backend = backend
+    def __init__(self, parking: Parking) -> None:
         self._parking = parking
         self._deaths = select.poll()
         #: The descriptors of the living, whose deaths end a poll.
@@ -423,7 +421,7 @@ class Reaper:
         failures, is_foreign = list[RelockError](), False
         for entry in read(path):
             try:
-                if entry.backend != self._backend.id:
+                if entry.backend != self._parking.backend.id:
                     is_foreign = True
                     continue
                 if not entry.names:
@@ -456,7 +454,7 @@ class Reaper:
         """Whether a claim holds one of its locks; else it waits for them, if anything."""
         for name in entry.names:
             with contextlib.suppress(LockConfigError):  # the key of another program
-                holds = self._backend.inspect(name, (entry.execution_id,)).holds
+                holds = self._parking.backend.inspect(name, (entry.execution_id,)).holds
                 if any(each.attempt_id == entry.attempt_id for each in holds):
                     return True
         return False

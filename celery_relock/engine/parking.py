@@ -39,12 +39,13 @@ class Parking:
     """The parked messages of one backend, as far as this process can resume them.
 
     Attributes:
+        backend: where they are parked.
         sender: publishes messages to their broker.
         remember: for how many seconds an execution counts as ended that was taken out of the queue.
     """
 
     def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+        self.backend = backend
         self.remember = REMEMBER
         self.sender = Sender()
 
@@ -74,7 +75,7 @@ class Parking:
         """The message of a burst is the broker's from now on. If nobody hears of that, a copy of it
         is published later, and known as one."""
         with suppress(LockUnavailable):
-            self._backend.withdraw(message.execution_id, REMEMBER_ATTEMPT)
+            self.backend.withdraw(message.execution_id, REMEMBER_ATTEMPT)
 
     def resume(self, tasks: Sequence[str] = ()) -> float | None:
         """Resume whatever is due, and these tasks (short ids) in any case.
@@ -87,7 +88,7 @@ class Parking:
         """
         with fork_gate.closed():
             homes = self.sender.reachable()
-        found = self._backend.resume(homes, ids.new_attempt_id(), tasks)
+        found = self.backend.resume(homes, ids.new_attempt_id(), tasks)
         for call in found.passed:
             with fork_gate.closed():
                 events.tell_passed(call)
@@ -97,7 +98,7 @@ class Parking:
     def release(self, request: Release) -> bool:
         """Release what an attempt has, and resume whose turn comes by that. False if it had
         nothing."""
-        back = self._backend.release(request._replace(homes=self.sender.homes))
+        back = self.backend.release(request._replace(homes=self.sender.homes))
         self.publish(back.messages)
         return back.had
 
@@ -107,7 +108,7 @@ class Parking:
         """Take an execution's message out of its queues for good, and resume whose turn comes by
         that. False if it was not parked. `attempt_id`: see `Backend.withdraw`."""
         remember = self.remember if remember is None else remember
-        had = self._backend.withdraw(execution_id, remember, attempt_id)
+        had = self.backend.withdraw(execution_id, remember, attempt_id)
         if had:
             self.resume_here()
         return had

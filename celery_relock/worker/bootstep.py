@@ -142,7 +142,7 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
         hand_on(w.app, begin_spawned)
         parking.carry()
         w.relock_resumer = Resumer(engine, control.Revoked(engine.backend), _resumed_here)
-        self._watchers = Reaper(engine.backend, engine.parking), w.relock_resumer
+        self._watchers = Reaper(engine.parking), w.relock_resumer
 
     def start(self, w: Any) -> None:
         remember_consumer()

@@ -16,6 +16,7 @@ from celery_relock.engine import crash as journals
 from celery_relock.engine import engine, ids
 from celery_relock.engine.crash import Entry, Journal, Reaper
 from celery_relock.engine.engine import Engine
+from celery_relock.engine.parking import Parking
 from celery_relock.engine.protocol import Claim, HoldInfo, LockState, Released
 from celery_relock.errors import LockUnavailable
 from celery_relock.options import LockOptions
@@ -392,8 +393,7 @@ class _Backend:
 
 
 def _reaper(backend: _Backend) -> Reaper:
-    engine = Engine(backend)  # type: ignore[arg-type]
-    return Reaper(engine.backend, engine.parking)
+    return Reaper(Parking(backend))  # type: ignore[arg-type]
 
 
 def test_the_reaper_releases_only_what_the_dead_noted_for_its_own_backend(folder, journal):

@@ -261,7 +261,7 @@ def test_what_a_process_was_to_free_when_it_ended_is_freed_by_the_reaper_of_its_
         os.read(asked, 6)
         proxy.refuse()
         os.waitpid(child, 0)
-        reaper = Reaper(back.backend, back.parking)
+        reaper = Reaper(back.parking)
         reaper.look()
         proxy.accept()
         seen = engine()
@@ -326,7 +326,7 @@ def test_what_a_killed_process_was_to_withdraw_stays_if_its_message_came_again_a
             again = lease(seen, "a", execution_id=run)
             assert isinstance(seen.park(again, ParkRequest("text", "home", run)), Parked)
         proxy.accept()
-        Reaper(back.backend, back.parking).look()
+        Reaper(back.parking).look()
         say(seen.inspect("a").waiting, seen.backend.withdraw(runs[0], 60.0))
         """,
         redis_url,

@@ -377,7 +377,7 @@ def test_wherever_a_process_is_killed_a_reaper_frees_what_it_had(
     subject = make(options)
     monkeypatch.setattr(crash.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(crash.journal, "on", True)
-    reaper = crash.Reaper(subject.engine.backend, subject.engine.parking)
+    reaper = crash.Reaper(subject.engine.parking)
     number, status = 0, -1
     while status != 0:  # until a call comes to its end
         number, name = number + (1 if LONG else 9), uuid.uuid4().hex

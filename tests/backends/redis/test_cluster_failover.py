@@ -458,7 +458,7 @@ def test_a_reaper_that_waits_for_a_master_frees_what_the_dead_held_at_another(
         (folder / crash.process_name(os.getpid())).rename(folder / process)
 
     held = one.held("a", lease=300.0), one.held(name, lease=300.0)
-    reaper = Reaper(one.engine.backend, one.engine.parking)
+    reaper = Reaper(one.engine.parking)
     with gone(cluster, away):
         die(held[0], "1-1")
         reaper.start()
