@@ -177,7 +177,8 @@ class Engine:
         remember: for how many seconds an execution that has ended is remembered (a tombstone in the
             backend), so that a late copy of its message is told that there is nothing to do.
         most_parked: how many messages, of how many bytes, may be parked at all locks together.
-        outages: by verb and route, when one of these calls has failed, and what it said.
+        outages: by verb and route, when one of these calls has failed for a coroutine, and what the
+            error said.
     """
 
     def __init__(self, backend: Backend) -> None:

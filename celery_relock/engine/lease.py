@@ -71,6 +71,8 @@ class Lease:
 
     Attributes:
         claim, backend: what is asked for, and where.
+        pid: of the process that made it. A forked child has a copy, and none of the holds.
+        fences, reentered: as in `Held`, one for each name of the claim.
         waiter_lease: seconds that its place in the queue lives without a heartbeat.
         deadline: when this side stops believing in the hold (or in a grant while it waits).
         renewed: when the last command was sent that the server answered well.

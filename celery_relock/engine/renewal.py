@@ -21,7 +21,8 @@ from .outage import Outage, Say
 from .platform import SideThread, Solo, anew_in_a_child, clock, native_lock
 from .protocol import Backend, Held, Notice, Queued, Renewal
 
-# How early a lease may be renewed to share a call with another lease.
+# How early a lease may be renewed to share a call with another one: a share of the time between the
+# heartbeats of a waiter.
 _TOGETHER = 0.25
 # Bounds of the time that an answer may take, in seconds: the upper bound for a connection whose
 # other end is gone in silence, the lower bound for a server that is only slow.
