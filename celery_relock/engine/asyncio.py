@@ -69,8 +69,6 @@ class TaskLease(Lease):
 
     def withdraw(self) -> None:
         self.unwanted = True
-        if platform.green():
-            return  # a greenlet would make the call, in the loop of the thread that asks
         engine = self._engine
         with suppress(RuntimeError):  # no thread to spare: its lease ends it
             pool = engine.pool_for(self.claim.names)

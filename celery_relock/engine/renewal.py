@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 from .events import logger
 from .lease import LONG, Lease, State
 from .outage import Outage, Say
-from .platform import SideThread, Solo, anew_in_a_child, clock, native_lock
+from .platform import SideThread, Solo, anew_in_a_child, clock, green, native_lock
 from .protocol import Backend, Held, Notice, Queued, Renewal
 
 # How early a lease may be renewed to share a call with another one: a share of the time between the
@@ -215,10 +215,10 @@ class KeepAlive:
             if lease.state is State.HELD and lease.lost:
                 self.lose(lease, _RAN_OUT, _aside)
             elif lease.abandoned:
-                if lease.holder is None:
-                    lease.withdraw()
-                else:
+                if lease.holder is not None:
                     self.lose(lease, "it was dropped without being released", _aside)
+                elif not green():  # else a greenlet would make the call, in this thread
+                    lease.withdraw()
                 self.discard(lease)
 
     def _put_off(self, leases: list[Lease], outage: Outage) -> None:
