@@ -366,6 +366,7 @@ class Lease:
             self.claim = self.claim._replace(attempt_id=attempt_id)
             self.fences = self._granted_early = ()
             self.repeated = self._lost = self._is_untold = False
+            self.held_since = 0.0
             self.state = State.NEW
 
     def renew(self, sent: float, length: float) -> bool:

@@ -64,13 +64,12 @@ def test_a_lapsed_lease_is_a_conflict_where_no_time_is_left_and_leaves_nothing(
     assert one.release(lease), "nothing was held, so nothing was lost"
 
 
-def test_a_lock_that_is_released_by_force_when_it_has_just_been_acquired_is_asked_for_anew(
-    runs: Callable[..., Runs], told: list[LockEvent], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one, two = runs(), runs()
-    with one.engine.inbox.opening(lambda: None) as tried:
-        wait_for(tried)
-    lease, asked = one.lease("a"), list[float]()
+def force_released_on_arrival(
+    one: Runs, two: Runs, lease: Lease, monkeypatch: pytest.MonkeyPatch
+) -> list[float]:
+    """Who asks with this lease has the lock, and has lost it at once. Returns when it was asked for
+    since."""
+    asked = list[float]()
     add, acquire = keepalive.add, one.engine.backend.acquire
 
     def ask(*args: Any) -> Any:
@@ -83,13 +82,35 @@ def test_a_lock_that_is_released_by_force_when_it_has_just_been_acquired_is_aske
             assert two.engine.backend.force_release("a")
             wait_for(lambda: of.state is State.LOST)
 
+    with one.engine.inbox.opening(lambda: None) as tried:
+        wait_for(tried)
     monkeypatch.setattr(one.engine.backend, "acquire", ask)
     monkeypatch.setattr(keepalive, "add", add_when_it_was_released)
+    return asked
+
+
+def test_a_lock_that_is_released_by_force_when_it_has_just_been_acquired_is_asked_for_anew(
+    runs: Callable[..., Runs], told: list[LockEvent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = runs(), runs()
+    lease = one.lease("a")
+    asked = force_released_on_arrival(one, two, lease, monkeypatch)
     assert isinstance(one.engine.acquire(lease, 2.0), Held)
     assert len(asked) == 2
     assert not lease.lost
     assert one.release(lease)
     assert [event.kind for event in told] == ["lost", "acquired", "released"]
+
+
+def test_what_was_lost_on_arrival_counts_as_not_held(
+    runs: Callable[..., Runs], told: list[LockEvent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = runs(), runs()
+    lease = one.lease("a")
+    force_released_on_arrival(one, two, lease, monkeypatch)
+    assert isinstance(one.engine.acquire(lease), Conflict)
+    lease.tell("conflict")
+    assert [(event.kind, event.held > 0) for event in told] == [("lost", True), ("conflict", False)]
 
 
 def test_a_lease_counts_from_the_try_that_was_answered(
