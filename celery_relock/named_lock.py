@@ -112,12 +112,11 @@ class Grip:
 
 
 Client = TypeVar("Client")
-_Grip = TypeVar("_Grip", bound=Grip)
 # Held for a few lines, by a thread that a signal's handler may interrupt there.
 _guard = Guard()
 
 
-class GripOfAll(Generic[_Grip]):
+class GripOfAll:
     """What all threads, or all asyncio tasks, have of a `Lock(thread_local=False)` together: the
     grip of the last one who acquired the lock.
 
@@ -126,14 +125,14 @@ class GripOfAll(Generic[_Grip]):
     """
 
     def __init__(self) -> None:
-        self._last: _Grip | None = None
-        self._replaced: weakref.WeakKeyDictionary[Any, _Grip] = weakref.WeakKeyDictionary()
+        self._last: Grip | None = None
+        self._replaced: weakref.WeakKeyDictionary[Any, Grip] = weakref.WeakKeyDictionary()
 
-    def of(self, caller: object) -> _Grip | None:
+    def of(self, caller: object) -> Grip | None:
         """What a caller has of the lock."""
         return self._replaced.get(caller) or self._last
 
-    def acquired(self, caller: object, grip: _Grip) -> None:
+    def acquired(self, caller: object, grip: Grip) -> None:
         """A caller has acquired the lock."""
         with _guard.lock:
             last, self._last = self._last, grip
@@ -142,7 +141,7 @@ class GripOfAll(Generic[_Grip]):
                 self._replaced[before] = last
             self._replaced.pop(caller, None)
 
-    def released(self, caller: object, grip: _Grip) -> None:
+    def released(self, caller: object, grip: Grip) -> None:
         """A caller is about to release what it has."""
         with _guard.lock:
             if self._last is grip:
@@ -150,7 +149,7 @@ class GripOfAll(Generic[_Grip]):
             elif self._replaced.get(caller) is grip:
                 del self._replaced[caller]
 
-    def not_released(self, caller: object, grip: _Grip) -> None:
+    def not_released(self, caller: object, grip: Grip) -> None:
         """The release has failed: the caller can try again."""
         with _guard.lock:
             if self._last is None:
