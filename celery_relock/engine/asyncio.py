@@ -37,7 +37,8 @@ class TaskLease(Lease):
     """A lease that an asyncio task (None: who drives the loop) waits for and holds.
 
     It is `unwanted` when its acquire was cancelled or has failed. Then it is `abandoned`, as it is
-    when its loop is closed, or the task that holds it has ended.
+    when its loop is closed, or the task that holds it has ended. What nobody was told of is
+    withdrawn then. What somebody was told of ends with its lease.
     """
 
     __slots__ = ("_engine", "_loop", "_ringing", "_task", "unwanted")
