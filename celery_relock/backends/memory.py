@@ -484,6 +484,8 @@ class _Command:
         for lock in self.wanted(place):
             if lock.queue.get(place.execution_id) is place:
                 del lock.queue[place.execution_id]
+            if len(place.limits) > 1:
+                self._to_promote.append(lock)  # it can have held up others there
             if lock.is_line and not lock.queue:
                 self.state.look_at.pop(lock.name, None)
         if place.ordered is not None:
@@ -703,7 +705,6 @@ class _Command:
                 return False
             lease = place.life
         self.leave(place)
-        self._note_others(place)
         expiry = self.now + lease
         for lock, fence in zip(self.wanted(place), told, strict=True):
             shared = limits[lock.name] == SHARED
@@ -741,11 +742,6 @@ class _Command:
         self.promote_others(caller)
         return is_ahead
 
-    def _note_others(self, place: _Place) -> None:
-        """A waiter for several locks leaves: at each of them it can have held up others."""
-        if len(place.limits) > 1:
-            self._to_promote.extend(self.wanted(place))
-
     def promote_others(self, caller: str = "") -> None:
         """Promote where waiters for several locks have left."""
         while self._to_promote:
@@ -764,7 +760,6 @@ class _Command:
                 continue  # it has joined its owner's permit just now, or is to leave this place
             if self.is_gone(place):
                 self.leave(place)
-                self._note_others(place)
             elif place.parked and self.may_look_behind(lock, place, caller):
                 continue
             elif (fences := self.admission(place, lock)) is None:
@@ -1333,7 +1328,7 @@ class _Acquire(_Command):
                 continue
             if not (place.parked and self.holds and not wanted):
                 self.leave(place)
-                self._to_promote.extend(self.wanted(place))
+                self._to_promote.append(self.wanted(place)[0])
 
     def _place(self, wanted: dict[str, int]) -> _Place:
         life = self.waiter_lease or self.claim.lease

@@ -121,11 +121,8 @@ function Claim.leave_other_places(me, locks)
     end
     local other = waiter and not is_for(lock, waiter, locks)
     if other and not (waiter.parked and me.holds and #locks == 0) then
-      local left = Queue.wanted(me.call, lock, waiter)
       Queue.leave(me.call, lock, me.execution, waiter)
-      for _, each in ipairs(left) do
-        table.insert(me.call.to_promote, each)
-      end
+      table.insert(me.call.to_promote, lock)
     end
   end
   leave(parked_place(me))

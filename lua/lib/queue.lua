@@ -109,6 +109,9 @@ function Queue.leave(call, lock, execution, waiter)
   for _, each in ipairs(wanted) do
     redis.call('ZREM', each.queue, execution)
     redis.call('HDEL', each.waiters, execution)
+    if #wanted > 1 then
+      table.insert(call.to_promote, each)  -- it can have held up others there
+    end
   end
   if waiter and waiter.stuck then
     Deadlock.forget(call, execution, waiter)

@@ -63,13 +63,6 @@ local function admission(call, lock, execution, waiter, head)
   return fences
 end
 
--- A waiter for several locks leaves: it can have held up others at each of them.
-local function note_others(call, lock, waiter)
-  for _, each in ipairs(waiter and waiter.names and Queue.wanted(call, lock, waiter) or {}) do
-    table.insert(call.to_promote, each)
-  end
-end
-
 -- Whether a waiter that was not reached has been passed over for as long as its place lives without a
 -- heartbeat. The place of a dead one has lapsed by then. This one lives and cannot be reached: who is never
 -- served by others has to beat all newcomers to a free lock, and may never get it.
@@ -101,7 +94,6 @@ local function let_in(call, lock, execution, waiter, fences, caller)
     lease = waiter.life
   end
   Queue.leave(call, lock, execution, waiter)
-  note_others(call, lock, waiter)
   for i, each in ipairs(Queue.wanted(call, lock, waiter)) do
     local hold = {
       expiry = call.now + lease,
@@ -173,7 +165,6 @@ local function serve(call, lock, caller)
       passed = passed + 1
     elseif Queue.gone(call, waiter) then
       Queue.leave(call, lock, execution, waiter)
-      note_others(call, lock, waiter)
     elseif waiter.parked and Parked.may_look_behind(call, lock, execution, waiter, caller) then
       passed = passed + 1
     else

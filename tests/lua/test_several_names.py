@@ -223,6 +223,16 @@ def test_a_dead_waiter_for_several_locks_holds_up_nobody_at_any_of_them(desk):
     assert desk.out() == ["parked"]
 
 
+def test_a_copy_for_several_locks_that_is_given_up_holds_up_nobody_at_any_of_them(desk):
+    inbox = desk.listen("p")
+    desk.fence("r1", names=("a",))
+    desk.park("both", names=AB, is_copy=True)
+    desk.lapse_place("both", "a", back=1, first=1, sent=5)
+    desk.queue("waits", names=("b",), inbox="p")
+    desk.release("r1", names=("a",))
+    assert granted(inbox.heard()) == ["waits"]
+
+
 def test_who_waits_behind_a_successor_for_several_locks_follows_it_at_each_of_them(desk):
     inbox = desk.listen("p")
     desk.fence("r1", names=("a",))
