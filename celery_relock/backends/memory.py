@@ -520,14 +520,16 @@ class _Command:
         """Remove a parked execution, or the place of a call whose message is awaited, for good, and
         let the waiters behind it move up. False if there is none."""
         place = self.state.parked.get(execution_id) or self.state.sent.get(execution_id)
+        if place is None:
+            return False
+        lock = self.wanted(place)[0]
         # Not if it runs: its message can come again.
-        if place is None or (place.awaited and self.wanted(place)[0].has(execution_id)):
+        if place.awaited and lock.has(execution_id):
             return False
         self.leave(place)
-        for lock in self.wanted(place):
-            if lock.is_burst and not lock.queue:
-                lock.holds.pop(PAUSE, None)  # no burst is left
-            self.promote(lock)
+        if lock.is_burst and not lock.queue:
+            lock.holds.pop(PAUSE, None)  # no burst is left
+        self.promote(lock)
         return True
 
     def keep_place(self, beat: Renewal) -> _Place | None:

@@ -230,11 +230,9 @@ function Turns.withdraw(call, execution)
     end
   end
   Queue.leave(call, lock, execution, waiter)
-  for _, each in ipairs(Queue.wanted(call, lock, waiter)) do
-    Turns.promote(call, each)
-    if Queue.is_burst(each) and each.holds.pause and redis.call('EXISTS', each.queue) == 0 then
-      Holds.drop(each, 'pause')  -- nobody is left for whom it was made
-    end
+  Turns.promote(call, lock)
+  if Queue.is_burst(lock) and lock.holds.pause and redis.call('EXISTS', lock.queue) == 0 then
+    Holds.drop(lock, 'pause')  -- nobody is left for whom it was made
   end
   return true
 end
