@@ -132,18 +132,13 @@ end
 
 function Queue.write(call, lock, execution, waiter)
   redis.call('HSET', lock.waiters, execution, cjson.encode(waiter))
-  if waiter.line and Queue.is_awaited(lock, execution, waiter) then
-    if redis.call('EXISTS', lock.messages) == 0 then
-      Base.outlive(waiter.line.ends - call.now, lock.queue, lock.waiters)
-    end
-    return
-  end
-  if waiter.parked or redis.call('EXISTS', lock.messages) == 1 then
+  if redis.call('EXISTS', lock.messages) == 1 then
     redis.call('PERSIST', lock.waiters)
     redis.call('PERSIST', lock.queue)
-    return
+  else
+    local ends = waiter.line and waiter.line.ends or waiter.expiry
+    Base.outlive(ends - call.now, lock.queue, lock.waiters)
   end
-  Base.outlive(waiter.expiry - call.now, lock.queue, lock.waiters)
 end
 
 -- Write a waiter at all the locks that it wants.
