@@ -553,6 +553,33 @@ def test_a_class_that_nobody_has_registered_works_as_a_plain_one_does(
         assert task.delay(account).id if how == "delay" else task.marked(account) is None
 
 
+def test_a_callable_in_an_option_can_be_a_method_of_any_kind(app):
+    asked = []
+
+    class Charge(LockedTask):
+        name, region = "charge", "eu"
+
+        @classmethod
+        def lock_key(cls, account):
+            return f"{cls.region}:{account}"
+
+        @staticmethod
+        def lock_limit(account):
+            return len(account)
+
+        def lock_owner(self, request):
+            asked.append(self)
+            return "owner"
+
+        def run(self, account):
+            pass
+
+    task = app.register_task(Charge())
+    assert declaration(Charge).limits({"account": "four"}) == {"eu:four": 4}
+    task.apply(("a",)).get()
+    assert asked == [task]
+
+
 def test_a_first_parameter_self_without_bind_says_what_to_add(app):
     app.task(base=LockedTask, lock_key="a", shared=False)(charge_for)
     with pytest.raises(LockConfigError, match=r"charge_for has a parameter called self: .*bind="):
