@@ -172,9 +172,8 @@ class StepHold:
     message: Any
     #: Whether the message is acknowledged for good.
     acknowledged: bool = True
-    successors: list[str] = field(default_factory=list)
-    #: ETA and expiry of the messages that it is left to.
-    times: set[tuple[Any, Any]] = field(default_factory=set)
+    #: ETA and expiry of the messages that it is left to, by the ids of their holds.
+    successors: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     #: Whether the journal has room for one more. To try each of very many would take too long.
     fits: bool = True
 
@@ -186,9 +185,8 @@ class StepHold:
         """Note that the hold is left to another, by the id of that and the times of its message,
         which happens when the message here is over. If this process is killed before that, the
         reaper of its host does it."""
-        self.successors.append(successor)
+        self.successors[successor] = eta, expires
         self.acknowledged = True  # also after an error that Celery makes a retry of
-        self.times.add((eta, expires))
         if journal.on and self.fits and (left := self.successor()):
             noted = self.lease.entry()._replace(successors=left.execution_id, keep=left.keep)
             self.fits = journal.change(noted)
@@ -197,7 +195,7 @@ class StepHold:
         """All successors, and for how many seconds the hold is kept for them; None without any."""
         if not self.successors:
             return None
-        keep = max(keep_for(self.lock.gap_ttl, *each) for each in self.times)
+        keep = max(keep_for(self.lock.gap_ttl, *each) for each in {*self.successors.values()})
         return Successor(" ".join(self.successors), keep)
 
 
