@@ -104,27 +104,23 @@ def extend(engine: Engine, name: str, execution_id: str, keep: float) -> None:
 def look(engine: Engine, name: str) -> Found | None:
     """Whose marker is there, if anybody's. Raises LockUnavailable."""
     for hold in engine.inspect(name).holds:
-        there = _found(hold)
+        there = found(hold)
         if there is not None:
             is_first = hold.execution_id == hold_id(there.execution_id)
             return there._replace(begun=hold.attempt_id != KEPT or not is_first)
     return None
 
 
-def found(answer: Answer | None) -> Found | None:
-    """Whose marker is in the way, None where the answer does not say."""
-    if not isinstance(answer, Conflict):
+def found(told: HoldInfo | Answer | None) -> Found | None:
+    """Whose hold this is, or which is in the way; None where that is not said."""
+    if not isinstance(told, HoldInfo | Conflict):
         return None
-    there = _found(answer)
-    return there and there._replace(repeated=answer.repeated)
-
-
-def _found(holder: HoldInfo | Conflict) -> Found | None:
-    call, _, until = holder.label.partition("\t")
+    call, _, until = told.label.partition("\t")
     task_id, _, execution_id = call.rpartition(" ")
     if not task_id:
         return None
-    return Found(task_id, execution_id, holder.remaining, holder.fence / 1e6, until)
+    repeated, since = isinstance(told, Conflict) and told.repeated, told.fence / 1e6
+    return Found(task_id, execution_id, told.remaining, since, until, repeated=repeated)
 
 
 def drop(engine: Engine, name: str, execution_id: str, *, ended: bool = False) -> bool:
@@ -139,7 +135,7 @@ def drop(engine: Engine, name: str, execution_id: str, *, ended: bool = False) -
 def drop_begun(engine: Engine, name: str, there: Found) -> None:
     """Free the marker of a call whose execution has taken it over."""
     for hold in engine.inspect(name).holds:
-        own = _found(hold)
+        own = found(hold)
         if own is not None and own.execution_id == there.execution_id:
             engine.backend.release(Release([name], hold.execution_id, hold.attempt_id))
 
@@ -149,7 +145,7 @@ def take_away(engine: Engine, marker: Marker, there: Found) -> bool:
     False if it has begun, or has none, or somebody waits for its very result."""
     while True:
         hold = hold_of(engine, marker.name, there.execution_id)
-        own = None if hold is None else _found(hold)
+        own = found(hold)
         if hold is None or own is None or own.until == OWN:
             return False
         # Until its body begins. Of any other it cannot be told whether the body runs.
