@@ -26,9 +26,8 @@ from .engine.events import duration
 from .engine.inspection import Inspectable, Memory, ParkedTask, Plain
 from .engine.protocol import DEBOUNCE
 from .errors import SITE, LockConfigError, LockUnavailable, RelockError
-from .options import OPTION_NAMES
 from .settings import (
-    SETTINGS,
+    KNOWN,
     backend_settings,
     enabled,
     name_prefix,
@@ -156,9 +155,8 @@ def _settings(app: Any) -> Iterator[Finding]:
         )
     else:
         yield from _memory_of_ends(app)
-    known = [f"relock_{name}" for name in (*SETTINGS, *OPTION_NAMES)]
     for name, plain in plain_names(app.conf).items():
-        close = get_close_matches(plain, known, 1, cutoff=0.85)
+        close = get_close_matches(plain, KNOWN, 1, cutoff=0.85)
         if close and not plain.startswith("relock_"):
             yield Finding(
                 "settings",

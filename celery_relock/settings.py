@@ -24,6 +24,8 @@ SETTINGS = (
     *("min_replicas", "min_replicas_timeout", "prefix", "enabled"),
     *("remember", "max_parked_messages", "max_parked_bytes"),
 )
+#: All settings, as they are written.
+KNOWN = frozenset(_PREFIX + name for name in (*SETTINGS, *OPTION_NAMES))
 # The transport options of Celery that we read, and those of `relock_transport_options`.
 _TRANSPORT = ("master_name", "sentinel_kwargs", "min_other_sentinels")
 _OWN_TRANSPORT = (*_TRANSPORT, "patience")
@@ -175,13 +177,12 @@ def _namespace(conf: Any) -> str:
 def _read(app: Any) -> Any:
     # Reading the first setting replaces Celery's pending configuration.
     conf = app.conf.finalize()
-    known = {_PREFIX + name for name in (*SETTINGS, *OPTION_NAMES)}
     for written, name in plain_names(conf).items():
         before = written[: len(written) - len(name)]
-        if name.startswith(_PREFIX) and name not in known:
+        if name.startswith(_PREFIX) and name not in KNOWN:
             prefix = written[: len(before) + len(_PREFIX)]
             raise LockConfigError(f"settings: {unknown(written, prefix, SETTINGS)}")
-        if name in known and written[len(before) :] not in (name, name.upper()):
+        if name in KNOWN and written[len(before) :] not in (name, name.upper()):
             raise LockConfigError(
                 f"settings: {written} is not read, as small and capital letters are mixed. Write "
                 f"{name}."
