@@ -55,7 +55,7 @@ from ...errors import LockConfigError, LockUnavailable, RelockError
 from .connections import BRIEF, Call, Effort, Transport
 from .errors import ONE_NODE, check_server, fields_of, passes, reply_of, translate, with_locks
 from .keys import SCHEMA, Keys, in_parts
-from .replies import as_text, hold_info, label_of, taken_holds
+from .replies import as_text, hold_info, taken_holds
 from .scripts import scripts
 
 if TYPE_CHECKING:
@@ -537,7 +537,7 @@ def _answer(claim: Claim, reply: list[Any], repeated: bool, sent: float) -> Answ
             remaining=ms / 1000,
             fence=int(fence or 0),
             owner=owner.decode(),
-            label=label_of(label),
+            label=_label(label),
             waiting=waiting,
             parked=parked == 1,
             repeated=repeated,
@@ -546,7 +546,7 @@ def _answer(claim: Claim, reply: list[Any], repeated: bool, sent: float) -> Answ
             kept=kept == 1,
         )
     if tag == b"ATTEMPT":
-        return OtherAttempt(reply[1] / 1000, label_of(reply[2]), repeated)
+        return OtherAttempt(reply[1] / 1000, _label(reply[2]), repeated)
     if tag == b"DEADLOCK":
         return Deadlocked(tuple(map(as_text, reply[1:])), repeated)
     if tag == b"ENDED":
@@ -576,3 +576,8 @@ def _place(line: bytes) -> Held | Queued | None:
     if tag == b"HELD":
         return Held((int(told[0]),), (False,))
     return Queued(int(told[0]), int(told[1]) / 1000) if tag == b"WAIT" else None
+
+
+def _label(text: bytes) -> str:
+    """The part of a stored label that is for people. Its first word is the holder's inbox."""
+    return text.decode(errors="backslashreplace").partition(" ")[2]

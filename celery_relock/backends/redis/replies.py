@@ -13,17 +13,13 @@ def hold_info(
 ) -> HoldInfo:
     """One hold, as the scripts tell it."""
     ids_of = as_text(attempt_id), as_text(owner)
-    return HoldInfo(as_text(of), ms / 1000, int(fence), *ids_of, label_of(label), shared == 1)
+    told = as_text(label).partition(" ")[2]  # the first word is the holder's inbox
+    return HoldInfo(as_text(of), ms / 1000, int(fence), *ids_of, told, shared == 1)
 
 
 def taken_holds(rows: Sequence[Sequence[Any]]) -> tuple[HoldInfo, ...]:
     """What `force_release` replied."""
     return tuple(hold_info(of, 0, fence, b"", owner, label) for of, fence, owner, label in rows)
-
-
-def label_of(stored: bytes) -> str:
-    """The part of a stored label that is for people: the first word is the holder's inbox."""
-    return as_text(stored).partition(" ")[2]
 
 
 def as_text(raw: bytes) -> str:
