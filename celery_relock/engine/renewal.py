@@ -217,7 +217,9 @@ class KeepAlive:
             elif lease.abandoned:
                 if lease.holder is not None:
                     self.lose(lease, "it was dropped without being released", _aside)
-                elif not green():  # else a greenlet would make the call, in this thread
+                # Not what its coroutine releases, which may wait for a thread. Nor under gevent: a
+                # greenlet would make the call, in this thread.
+                elif lease.may_hold and not green():
                     lease.withdraw()
                 self.discard(lease)
 
