@@ -110,8 +110,8 @@ def _annotate_spans() -> None:
         (signals.lock_acquired, _acquired),
         (signals.lock_waiting, _waits),
         (signals.lock_parked, _waits),
-        (signals.lock_conflict, _meets),
-        (signals.lock_unavailable, _meets),
+        (signals.lock_conflict, _waits),
+        (signals.lock_unavailable, _waits),
         (signals.lock_released, _released),
         (signals.lock_lost, _lost),
     ):
@@ -134,14 +134,9 @@ def _acquired(execution_id: str = "", **told: Any) -> None:
     _of_execution[execution_id] = span
 
 
-def _waits(signal: Any = None, **told: Any) -> None:
+def _waits(signal: Any = None, policy: str = "", reason: str = "", **told: Any) -> None:
     kind = signal.name.removeprefix("lock_")
-    trace.get_current_span().add_event(f"relock.{kind}", _attributes(told))
-
-
-def _meets(signal: Any = None, policy: str = "", reason: str = "", **told: Any) -> None:
-    kind = signal.name.removeprefix("lock_")
-    more = {"relock.policy": policy, "relock.reason": reason}
+    more = {"relock.policy": policy, "relock.reason": reason} if policy else {}
     trace.get_current_span().add_event(f"relock.{kind}", {**_attributes(told), **more})
 
 
