@@ -35,7 +35,6 @@ from ..engine.events import (
 )
 from ..engine.lease import Lease, State
 from ..engine.protocol import (
-    COOLDOWN,
     LINE,
     MAY_COME,
     Claim,
@@ -656,9 +655,8 @@ def release(engine: Engine, lease: Lease, *, ended: bool) -> None:
 
 def _release_again(engine: Engine, lease: Lease, ended: bool, held: bool) -> None:
     engine.release(lease, ended=ended)
-    to = lease.successor
-    is_left = to is not None and not to.execution_id.startswith(COOLDOWN)
     if held:
+        is_left = lease.successor is not None and not lease.cools
         what = "left to what comes next" if is_left else "released"
         logger.info("The lock %s is %s now", _named(lease), what)
 
