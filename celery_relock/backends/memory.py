@@ -631,11 +631,10 @@ class _Command:
         """Hand out a message, whether its locks are free or not, and look again when it is
         overdue."""
         place = self.state.parked.get(execution_id)
-        if place is None:
-            self.state.resume_at.pop(execution_id, None)
-            return
-        self.send(place)
-        self.state.resume_at[execution_id] = place.back
+        if place is not None:
+            self.send(place)
+            if place.request is not None:  # else it was given up
+                self.state.resume_at[execution_id] = place.back
 
     def serve_what_is_due(self) -> None:
         """Look at the locks, and resume the executions, whose time has come."""

@@ -193,6 +193,16 @@ def test_a_copy_for_a_worker_that_is_gone_ends_and_any_other_message_is_sent_for
     assert desk.waiters() == (["r3"] if is_copy else ["r2", "r3"])
 
 
+def test_a_copy_that_is_given_up_at_its_deadline_leaves_nothing_to_look_at(desk):
+    desk.fence("r1")
+    desk.park("r2", is_copy=True, patience=0.0)
+    desk.lapse_place("r2", back=1, first=1, sent=5)
+    desk.all_due()
+
+    assert desk.resume() == []
+    assert desk.recheck is None
+
+
 def test_a_withdrawn_execution_frees_its_place_and_does_not_run_any_more(two):
     two.park("r3")
     two.release("r1")
