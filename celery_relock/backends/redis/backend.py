@@ -579,5 +579,6 @@ def _place(line: bytes) -> Held | Queued | None:
 
 
 def _label(text: bytes) -> str:
-    """The part of a stored label that is for people. Its first word is the holder's inbox."""
+    """The part of a stored label that is for people. Its first word is the holder's inbox. (As in
+    `replies`, a file that a task on its way does not pass.)"""
     return text.decode(errors="backslashreplace").partition(" ")[2]
