@@ -397,13 +397,15 @@ def test_who_sets_up_logging_holds_up_no_lease_during_an_outage(
     """As `dictConfig` does, and for ever a time limit that strikes where it has the lock."""
     near, far = runs(proxy.url), runs()
     near.held("a", lease=30.0)
-    lease = far.held("b", lease=1.0)
+    lease = far.held("b", lease=2.0)
     logger = logging.getLogger("celery_relock")
     with logging._lock:  # type: ignore[attr-defined]
         logger.setLevel(logger.level)  # who logs has to ask from now on
         proxy.refuse()
         keepalive.look_now(near.engine.backend)
-        time.sleep(2.0)
+        for _ in "123":
+            renewed = lease.renewed
+            wait_for(lambda: lease.renewed > renewed, what="a renewal")  # noqa: B023
         assert not lease.lost
     far.release(lease)
 

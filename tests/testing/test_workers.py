@@ -66,7 +66,7 @@ def shop() -> Iterator[Shop]:
     def report() -> str:
         return "done"
 
-    @app.task(base=LockedTask, lock_key="index", lock_debounce=0.2, shared=False)
+    @app.task(base=LockedTask, lock_key="index", lock_debounce=1.0, shared=False)
     def index(what: int) -> int:
         app.seen.append(what)
         return what
