@@ -89,7 +89,7 @@ class Declaration:
 
     def limits(self, arguments: Mapping[str, object]) -> dict[str, int]:
         """The limit, or `SHARED`, of each lock name of a call with these bound arguments, in the
-        order of `names`. Raises as that and `LockOptions.limit_for`."""
+        order of `names`. Raises as `names` and as `LockOptions.limit_for`."""
         options, parts = self.options, self.rule.parts(arguments, self.prefix_now())
         names = sorted(parts)
         if isinstance(options.limit, int) and options.mode == "exclusive":

@@ -40,12 +40,20 @@ local function look_at_lock(name)
   Turns.promote(call, lock)
 end
 
+-- A message that is gone, or was given up, has left: those behind it can have their turn now.
+local function follow(lock)
+  if lock then
+    Turns.promote(call, lock)
+  end
+end
+
 local function resume(execution)
   local lock, waiter = Parked.find(call, execution)
   if lock and Parked.send(call, lock, execution, waiter) then
     redis.call('ZADD', due, string.format('%.0f', waiter.back), 'r ' .. execution)
   else
     redis.call('ZREM', due, 'r ' .. execution)
+    follow(lock)
   end
 end
 
@@ -61,8 +69,8 @@ end
 -- longer on its way is found by its queue.
 local function settle(execution)
   local lock, waiter = Parked.find(call, execution)
-  if lock and Parked.on_its_way(call, waiter) then
-    Parked.hand_out(call, lock, execution, waiter)
+  if lock and Parked.on_its_way(call, waiter) and not Parked.hand_out(call, lock, execution, waiter) then
+    follow(lock)
   end
 end
 

@@ -633,8 +633,14 @@ class _Command:
         place = self.state.parked.get(execution_id)
         if place is not None:
             self.send(place)
-            if place.request is not None:  # else it was given up
+            if not self.follow(place):
                 self.state.resume_at[execution_id] = place.back
+
+    def follow(self, place: _Place) -> bool:
+        """If a message was given up, let those behind it have their turn. True if it was."""
+        if is_gone := place.request is None:
+            self.promote(self.wanted(place)[0])
+        return is_gone
 
     def serve_what_is_due(self) -> None:
         """Look at the locks, and resume the executions, whose time has come."""
@@ -1530,6 +1536,7 @@ class MemoryBackend:
                     place = state.parked.get(execution_id)
                     if place is not None and command.is_on_its_way(place):
                         command.hand_out(place)
+                        command.follow(place)
             for task in tasks:
                 if task in state.of_task:
                     command.resume(state.of_task[task])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from celery_relock.engine.protocol import Conflict, Ended, Held
+from celery_relock.engine.protocol import SHARED, Conflict, Ended, Held
+from tests.support.simple import granted
 
 
 @pytest.fixture
@@ -201,6 +202,30 @@ def test_a_copy_that_is_given_up_at_its_deadline_leaves_nothing_to_look_at(desk)
 
     assert desk.resume() == []
     assert desk.recheck is None
+
+
+def test_who_can_share_the_lock_does_so_when_a_copy_before_it_is_given_up_at_its_deadline(desk):
+    inbox = desk.listen("p")
+    desk.fence("r1", limit=SHARED)
+    desk.park("copy", is_copy=True, patience=30.0)
+    desk.queue("waits", limit=SHARED, inbox="p")
+    desk.lapse_place("copy", back=1, first=1, sent=5)
+    desk.all_due()
+
+    assert desk.resume() == []
+    assert granted(inbox.heard()) == ["waits"]
+
+
+def test_who_stands_behind_a_copy_follows_when_that_is_given_up_by_who_could_send_it(desk):
+    inbox = desk.listen("p")
+    desk.fence("r1")
+    desk.park("copy", is_copy=True)
+    desk.queue("waits", inbox="p")
+    desk.release("r1", home="")
+    desk.lapse_place("copy", sent=5)
+
+    assert desk.resume() == []
+    assert granted(inbox.heard()) == ["waits"]
 
 
 def test_a_withdrawn_execution_frees_its_place_and_does_not_run_any_more(two):

@@ -223,13 +223,18 @@ def test_a_dead_waiter_for_several_locks_holds_up_nobody_at_any_of_them(desk):
     assert desk.out() == ["parked"]
 
 
-def test_a_copy_for_several_locks_that_is_given_up_holds_up_nobody_at_any_of_them(desk):
+@pytest.mark.parametrize("when", ["at its turn", "at its deadline"])
+def test_a_copy_for_several_locks_that_is_given_up_holds_up_nobody_at_any_of_them(desk, when):
     inbox = desk.listen("p")
     desk.fence("r1", names=("a",))
-    desk.park("both", names=AB, is_copy=True)
+    desk.park("both", names=AB, is_copy=True, patience=30.0)
     desk.lapse_place("both", "a", back=1, first=1, sent=5)
     desk.queue("waits", names=("b",), inbox="p")
-    desk.release("r1", names=("a",))
+    if when == "at its turn":
+        desk.release("r1", names=("a",))
+    else:
+        desk.all_due()
+        desk.resume()
     assert granted(inbox.heard()) == ["waits"]
 
 
