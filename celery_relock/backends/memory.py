@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from math import inf
 from threading import Event
 from typing import Any, TypeAlias, TypeVar
 
@@ -123,6 +124,31 @@ class _Hold:
 
 
 @dataclass(slots=True, eq=False)
+class _InLine:
+    """What a call of a line has together with its place.
+
+    Attributes:
+        call: the call.
+        due, ends: its message is late no earlier than `due`; and the place ends then, whatever
+            becomes of the call.
+        expires: when the broker drops its message.
+        published: of a retry, whose place is older than its message, when that was published; 0
+            of others. `seen` is the newest older ticket whose message has come since.
+    """
+
+    call: PlaceRequest
+    due: float = 0.0
+    ends: float = 0.0
+    expires: float = inf
+    published: float = 0.0
+    seen: int = 0
+
+    def live_on(self, until: float) -> None:
+        """No longer than its call."""
+        self.ends = min(max(self.ends, until), self.expires)
+
+
+@dataclass(slots=True, eq=False)
 class _Place:
     """Where an execution stands in the queues of all its locks.
 
@@ -139,12 +165,10 @@ class _Place:
         sent, by: how often the message was handed out, and by which command last.
         untold: whether the message still has to be handed to a process that can publish it.
         call: the task id of a burst of debounced calls.
-        ordered: in a line, the call that has this place; with its `ticket`, and with `turn`, when
-            its turn came while its message was awaited, and `later`, the ticket of a call behind it
-            that was here by then; it is late no earlier than `due`, and `ends` whatever becomes of
-            the call, no later than the call `expires`. The place of a retry is older than its
-            message, which was published at `published`; `seen` is the newest older ticket whose
-            message has come since.
+        ticket: in a line, its ticket; 0 elsewhere.
+        in_line: of a call that has this place before its message has come; None for other places.
+        turn, later: when its turn came while its message was awaited; and the ticket of a call
+            behind it that was here by then.
     """
 
     claim: Claim
@@ -161,15 +185,10 @@ class _Place:
     by: str | None = None
     untold: bool = False
     call: str = ""
-    ordered: PlaceRequest | None = None
-    due: float = 0.0
-    ends: float = 0.0
-    expires: float = float("inf")
     ticket: int = 0
+    in_line: _InLine | None = None
     turn: float | None = None
     later: int = 0
-    published: float = 0.0
-    seen: int = 0
 
     @property
     def execution_id(self) -> str:
@@ -178,15 +197,12 @@ class _Place:
     @property
     def parked(self) -> bool:
         """Whether its execution has no process: the message is kept here, or is awaited."""
-        return self.request is not None or self.awaited
-
-    def live_on(self, until: float) -> None:
-        """Of a place in a line: no longer than its call, whose message the broker drops then."""
-        self.ends = min(max(self.ends, until), self.expires)
+        return self.request is not None or self.awaited is not None
 
     @property
-    def awaited(self) -> bool:
-        return self.ordered is not None and self.request is None and self.life == 0
+    def awaited(self) -> _InLine | None:
+        """What its call has, if the message of that has not come."""
+        return self.in_line if self.request is None and self.life == 0 else None
 
 
 @dataclass(slots=True, eq=False)
@@ -273,7 +289,7 @@ class _Ahead:
 
     promised: _Promised = field(default_factory=Counter)
     soon: _Promised = field(default_factory=Counter)
-    look: float = float("inf")
+    look: float = inf
 
 
 @dataclass(slots=True, eq=False)
@@ -488,9 +504,9 @@ class _Command:
                 self._to_promote.append(lock)  # it can have held up others there
             if lock.is_line and not lock.queue:
                 self.state.look_at.pop(lock.name, None)
-        if place.ordered is not None:
+        if place.in_line is not None:
             sent, sent_of = self.state.sent, self.state.sent_of
-            for places, key in ((sent, place.execution_id), (sent_of, place.ordered.task)):
+            for places, key in ((sent, place.execution_id), (sent_of, place.in_line.call.task)):
                 if places.get(key) is place:
                     del places[key]
 
@@ -821,13 +837,13 @@ class _Command:
             elif is_caller or not place.parked:
                 self._let_into_line(lock, place, caller)
                 return not is_caller
-            elif not place.awaited:
+            elif (in_line := place.awaited) is None:
                 self.send(place)
                 self._ahead[lock.name].look = min(self._ahead[lock.name].look, place.back)
                 return True
-            elif caller and caller not in lock.queue and place.due > self.now:
+            elif caller and caller not in lock.queue and in_line.due > self.now:
                 return False  # without a place it goes before one that is not due yet
-            elif self._await(lock, place, caller):
+            elif self._await(lock, place, in_line, caller):
                 return True
         return False
 
@@ -840,32 +856,31 @@ class _Command:
             return  # its next heartbeat asks
         hold = _hold_of(claim, place.inbox, fence, self.now + claim.lease, shared=False)
         lock.write(claim.execution_id, hold)
-        if place.ordered is None or not claim.owner.startswith(COMES_AGAIN):
+        if place.in_line is None or not claim.owner.startswith(COMES_AGAIN):
             self.leave(place)
             return
         self.unpark(place)
         place.life, place.turn, place.first, place.back = 0.0, None, 0.0, 0.0
         place.arrived, place.sent, place.by, place.untold = True, 0, None, False
         # It can have stood here for longer than its place was to live.
-        place.live_on(self.now + _DAY)
+        place.in_line.live_on(self.now + _DAY)
 
-    def _await(self, lock: _Lock, place: _Place, caller: str) -> bool:
+    def _await(self, lock: _Lock, place: _Place, in_line: _InLine, caller: str) -> bool:
         """The message of the first place in a line is awaited. True if the calls behind it wait for
         the message. Its time counts from when the first of these calls has come."""
-        call, ahead = place.ordered, self._ahead[lock.name]
-        assert call is not None
-        self._mind_the_broker(lock, place, caller)
+        ahead = self._ahead[lock.name]
+        self._mind_the_broker(lock, place, in_line, caller)
         is_waited_for = bool(caller or lock.messages) or (
             place.turn is not None and self._one_has_come(lock)
         )
-        late = max(place.turn or self.now, place.due) + call.gap
+        late = max(place.turn or self.now, in_line.due) + in_line.call.gap
         is_over = self.past(place.execution_id).over
         if not is_over and place.execution_id in self.state.parked:
             # It came, and is parked for its lock.
             place.turn = None
-            place.live_on(self.now + 2 * _DAY)
+            in_line.live_on(self.now + 2 * _DAY)
             return True
-        if place.ends <= self.now or is_over:
+        if in_line.ends <= self.now or is_over:
             self.leave(place)
             return False
         if is_waited_for and place.turn is not None and late <= self.now:
@@ -879,7 +894,7 @@ class _Command:
             place.turn = None
         elif place.turn is None:
             place.turn, place.later = self.now, self._ticket_of_later(lock, caller)
-        ahead.look = min(ahead.look, place.ends, late if is_waited_for else place.ends)
+        ahead.look = min(ahead.look, in_line.ends, late if is_waited_for else in_line.ends)
         return True
 
     def _one_has_come(self, lock: _Lock) -> bool:
@@ -900,18 +915,18 @@ class _Command:
         for as long, if a call behind it was here by then. Not that of a retry, which has its own
         time, nor one that had come: it comes again."""
         place = next(iter(lock.queue.values()), None)
-        if place is None or place.claim.attempt_id != KEPT or place.published:
+        if place is None or place.claim.attempt_id != KEPT or place.in_line is None:
             return
-        if place.ticket < passed.later:
+        if not place.in_line.published and place.ticket < passed.later:
             place.turn, place.later = passed.turn, passed.later
 
-    def _mind_the_broker(self, lock: _Lock, place: _Place, caller: str) -> None:
+    def _mind_the_broker(self, lock: _Lock, place: _Place, in_line: _InLine, caller: str) -> None:
         """Until messages have come that were sent before that of a retry, the broker can be behind.
         A message that comes a second time proves nothing."""
         comes = lock.queue.get(caller)
-        ticket = 0 if comes is None or comes.ordered is None else comes.ticket
-        if place.seen < ticket < place.published * 1e6:
-            place.seen, place.turn = ticket, None
+        ticket = 0 if comes is None or comes.in_line is None else comes.ticket
+        if in_line.seen < ticket < in_line.published * 1e6:
+            in_line.seen, place.turn = ticket, None
 
     def leave_line(self, lock: _Lock, execution_id: str) -> _Place | None:
         """Remove the place of a call whose message is to come, or comes again. If it comes, it runs
@@ -932,12 +947,12 @@ class _Command:
             task = hold.owner.removeprefix(COMES_AGAIN)
             call = PlaceRequest(lock.name, each, task, hold.label, successor.keep, 0.0, 0.0, 0.0)
             # The retry can have been quicker, and wait behind all others.
-            place = lock.queue.pop(each, None) or _awaited(call)
-            place.ordered = call
-            place.due = place.ends = 0.0
-            place.live_on(self.now + successor.keep + _DAY)
-            place.turn = None
-            place.published, place.seen = self.now, 0
+            before = lock.queue.pop(each, None)
+            known = None if before is None else before.in_line
+            in_line = _InLine(call, expires=known.expires if known else inf, published=self.now)
+            in_line.live_on(self.now + successor.keep + _DAY)
+            place = before or _awaited(in_line)
+            place.in_line, place.turn = in_line, None
             _put(lock, place, hold.fence)
             self.state.sent[each] = self.state.sent_of[task] = place
 
@@ -1361,10 +1376,9 @@ class _Acquire(_Command):
         at a new place in front of those that are due later."""
         before = lock.queue.get(self.me)
         if before is not None:
-            place.ordered, place.ticket = before.ordered, before.ticket
-            place.due, place.ends, place.expires = before.due, before.ends, before.expires
-            if before.ordered is not None:
-                self.state.sent[self.me] = self.state.sent_of[before.ordered.task] = place
+            place.in_line, place.ticket = before.in_line, before.ticket
+            if before.in_line is not None:
+                self.state.sent[self.me] = self.state.sent_of[before.in_line.call.task] = place
             lock.queue[self.me] = place
         else:
             _put(lock, place, self.next_fence())
@@ -1562,12 +1576,12 @@ class MemoryBackend:
                 if isinstance(marked, Conflict):
                     return marked
             due = max(command.now + request.delay, request.moment)
-            place = _awaited(request)
-            place.due, place.ends = due if due > command.now else 0.0, due + request.life
-            place.expires = place.ends if request.life < _DAY else place.expires
-            _put(lock, place, _ticket_at(lock, due) if due > command.now else command.next_fence())
+            is_later, ends = due > command.now, due + request.life
+            expires = ends if request.life < _DAY else inf
+            place = _awaited(_InLine(request, due if is_later else 0.0, ends, expires))
+            _put(lock, place, _ticket_at(lock, due) if is_later else command.next_fence())
             self.state.sent[me] = self.state.sent_of[request.task] = place
-            self.state.look_at.setdefault(lock.name, place.ends)
+            self.state.look_at.setdefault(lock.name, ends)
             return place.ticket
 
     def withdraw(self, execution_id: str, remember: float, attempt_id: str = "") -> bool:
@@ -1713,10 +1727,11 @@ class MemoryBackend:
             )
 
 
-def _awaited(call: PlaceRequest) -> _Place:
+def _awaited(in_line: _InLine) -> _Place:
     """The place of a call whose message is to come."""
+    call = in_line.call
     claim = Claim(call.execution_id, KEPT, KEPT, (call.line,), (1,), 0.0, call.label)
-    return _Place(claim, "-", {call.line: 1}, 0.0, 0.0, ordered=call)
+    return _Place(claim, "-", {call.line: 1}, 0.0, 0.0, in_line=in_line)
 
 
 def _hold_of(claim: Claim, inbox: str, fence: int, expiry: float, shared: bool) -> _Hold:

@@ -737,6 +737,22 @@ def test_a_retry_is_not_late_while_messages_come_that_were_sent_before_its_own(d
     assert desk.out() == ["r2"]
 
 
+def test_the_same_of_a_retry_whose_process_was_killed_and_that_of_its_copy(desk, line):
+    arrive(desk, "r1")
+    park(desk, "r2")
+    leave_to(desk, "r1", "r1-retry")
+    arrive(desk, "r1-retry", again=True)
+    desk.park("r1-retry", "n2", names=A, owner=owner("r1-retry", again=True))
+    desk.release("r1-retry", names=A, ended="killed")
+    assert desk.out() == ["r1-retry"]
+    arrive(desk, "r1-retry", "n3", again=True)
+    desk.release("r1-retry", "n3", names=A, ended="killed")
+    assert passed(desk) == []
+    desk.age_call("r1-retry", A[0])
+    park(desk, "r3")
+    assert passed(desk) == [], "the broker is behind"
+
+
 def test_a_retry_is_late_when_a_message_has_come_that_was_sent_after_its_own(desk, line):
     arrive(desk, "r1")
     park(desk, "r2")

@@ -71,10 +71,11 @@ class MemoryDesk(Desk):
 
     def lapse_place(self, run: str, name: str = "a", **facts: Any) -> None:
         place = self.backend.state.locks[name].queue[run]
-        if "line" in facts:
-            facts["ends"] = facts.pop("line")["ends"]
-        for fact, value in (facts or {"expiry": 1}).items():
+        in_line = facts.pop("line", {})
+        for fact, value in (facts or ({} if in_line else {"expiry": 1})).items():
             setattr(place, fact, value if fact == "sent" else value / 1000)
+        for fact, value in in_line.items():
+            setattr(place.in_line, fact, value / 1000)
 
     def place(self, run: str, name: str = "a") -> dict[str, Any]:
         place = self.backend.state.locks[name].queue[run]
@@ -86,8 +87,8 @@ class MemoryDesk(Desk):
             facts["sent"] = place.sent
         if place.arrived:
             facts["arrived"] = True
-        if place.ordered:
-            facts["line"] = {"ends": int(place.ends * 1000)}
+        if place.in_line:
+            facts["line"] = {"ends": int(place.in_line.ends * 1000)}
         return {
             "attempt": place.claim.attempt_id,
             "inbox": place.inbox,
@@ -101,8 +102,8 @@ class MemoryDesk(Desk):
 
     def age_call(self, run: str, name: str, *, waited_for: bool = True) -> None:
         place = self.backend.state.locks[name].queue[run]
-        place.ordered = place.ordered._replace(life=self._now * 2)
-        self.lapse_place(run, name, due=1, **({"turn": 1} if waited_for else {}))
+        place.in_line.call = place.in_line.call._replace(life=self._now * 2)
+        self.lapse_place(run, name, line={"due": 1}, **({"turn": 1} if waited_for else {}))
 
     def all_due(self) -> None:
         for due in (self.backend.state.look_at, self.backend.state.resume_at):
