@@ -700,15 +700,19 @@ class _Command:
                     if lock is head
                     else self.promised_ahead(lock, place.execution_id)
                 )
-                # A late execution can be passed while the lock is free; but not by sharers, which
-                # could come one after another.
-                waits_for_late = place.parked or (limit == SHARED and lock.readers)
-                if ahead is None or lock.is_full(
-                    limit, ahead.promised if waits_for_late else ahead.soon
-                ):
+                if ahead is None or self._is_full(lock, place, limit, ahead):
                     return None
                 fences[lock.name] = lock.readers if limit == SHARED else None
         return fences
+
+    def _is_full(self, lock: _Lock, place: _Place, limit: int, ahead: _Ahead) -> bool:
+        if lock.is_burst and place.sent:
+            # Its own pause is over: the one that is there is a newer burst's.
+            return ahead.promised["exclusive"] > 0
+        # A late execution can be passed while the lock is free; but not by sharers, which could
+        # come one after another.
+        waits_for_late = place.parked or (limit == SHARED and lock.readers)
+        return lock.is_full(limit, ahead.promised if waits_for_late else ahead.soon)
 
     def grant(self, place: _Place, fences: dict[str, int | None], caller: str) -> bool:
         """Grant a place its locks, with their whole lease from now. False if nobody listens at its

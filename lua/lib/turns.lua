@@ -39,6 +39,9 @@ local function has_room(call, lock, execution, waiter, limit, is_head)
   if not is_head then
     ahead = promised_ahead(call, lock, execution, waiter)
   end
+  if ahead and Queue.is_burst(lock) and waiter.sent then
+    return ahead.promised.exclusive == 0  -- its own pause is over: the one that is there is a newer burst's
+  end
   -- A late execution can be passed while the lock is free; but not by sharers, which could come one after
   -- another.
   local waits_for_late = waiter.parked or limit == Holds.SHARED and Holds.readers(lock)

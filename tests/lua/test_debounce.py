@@ -153,6 +153,30 @@ def test_a_burst_that_cannot_be_published_is_tried_soon_and_holds_up_newer_ones(
     assert bursts.messages() == ["new"]
 
 
+def test_a_burst_that_cannot_be_published_waits_for_no_pause_of_a_newer_one(bursts, desk):
+    bursts.call("old")
+    assert bursts.pass_by() == ["old"]
+    bursts.call("new")
+    desk.lapse_place("c1", NAME, first=1, sent=1, back=1)
+    desk.all_due()
+    assert bursts.messages() == ["old"]
+    assert bursts.sent("c1")
+    assert bursts.messages() == [], "its calls may go on"
+    assert bursts.pass_by() == ["new"]
+
+
+def test_a_burst_that_cannot_be_published_is_tried_before_no_older_one(bursts, desk):
+    bursts.call("old")
+    assert bursts.pass_by() == ["old"]
+    bursts.call("new", call_id="new")
+    desk.lapse("pause", NAME)
+    desk.lapse_place("new", NAME, sent=1, first=1, back=1)
+    desk.all_due()
+    assert bursts.messages() == []
+    assert bursts.sent("c1")
+    assert bursts.messages() == ["new"]
+
+
 def test_a_burst_that_is_over_and_that_nobody_could_publish_takes_calls_and_is_not_put_off(
     bursts, desk
 ):
