@@ -130,6 +130,9 @@ local function take(missing)
     new = new or not joined and Base.next_fence(meta, call.micros)
     hold(lock, joined or new)
   end
+  if #missing.locks == 0 then
+    Base.promise_again(meta)
+  end
   local reply = { 'HELD' }
   for _, lock in ipairs(locks) do
     -- A repeated command renews the lease: this reply promises the whole of it.
@@ -173,6 +176,7 @@ local function parked_before(at)
   for _, lock in ipairs(locks) do
     Turns.promote(call, lock)
   end
+  Base.promise_again(meta)
   return parked(at)
 end
 

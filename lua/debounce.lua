@@ -29,6 +29,7 @@ local REFUSED = '-'
 local before = redis.call('GET', tombstone)
 local was_refused = before == REFUSED
 if before and not was_refused then
+  Base.promise_again(meta)
   return { ok = 'PARKED' }
 end
 local call = Base.begin(meta)

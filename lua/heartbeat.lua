@@ -45,6 +45,7 @@ local function answer(beat)
   local hold = lock.holds[execution]
   if hold and hold.attempt == beat.attempt then
     Holds.extend(lock, execution, call.now + beat.lease)
+    Base.promise_again(meta)
     beat.reply = { ok = 'HELD ' .. hold.fence }
   elseif beat.waiter then
     local rank = redis.call('ZRANK', lock.queue, execution)

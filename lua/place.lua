@@ -52,6 +52,7 @@ end
 local before = Base.decoded(redis.call('HGET', waiters, execution))
 if before then
   -- A late copy of this command must not replace a place that its message was given without it.
+  Base.promise_again(meta)
   return { 'PLACED', before.line and before.line.ticket or '0' }
 end
 -- The command may arrive after its message, and after the end of its execution, when the client sent it

@@ -44,6 +44,13 @@ function Base.write_without_memory(prefix)
   redis.call('DEL', prefix .. '-')
 end
 
+-- A reply that promises again what an earlier command has written: WAIT counts it if this call writes, too.
+-- (Redis 7.2 and Valkey count what a client's own commands have written, Redis before that whatever was.)
+function Base.promise_again(meta)
+  Base.write_without_memory(string.sub(meta, 1, -5))
+  redis.call('HINCRBY', meta, 'fence', 0)
+end
+
 -- Whether a tombstone is that of an execution that has ended, and not of attempts: see release.
 function Base.is_over(tombstone)
   return tombstone and string.sub(tombstone, 1, 1) == '*'

@@ -179,7 +179,8 @@ class Connections:
         ahead = len(commands) - len(calls)
         counts = self.replicas.needed and script.name in REPLICATED
         if counts:
-            # WAIT counts the writes of its own connection, so it is sent along.
+            # WAIT counts the writes of its own connection, so it is sent along, and scripts write
+            # whenever they promise anything.
             bound = min(filter(None, (effort.within, self._limit, self._options["socket_timeout"])))
             commands.append(self.replicas.wait(bound))
         answers = self.exchange(commands, effort)

@@ -7,18 +7,32 @@ import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
 
 from celery_relock.engine.events import LockEvent
 from celery_relock.engine.lease import Lease
-from celery_relock.engine.protocol import LINE, Held, Parked, ParkRequest, PlaceRequest, Queued
+from celery_relock.engine.protocol import (
+    DEBOUNCE,
+    LINE,
+    Backend,
+    Claim,
+    Debounce,
+    Held,
+    Parked,
+    ParkRequest,
+    PlaceRequest,
+    Queued,
+    Renewal,
+)
 from celery_relock.engines import engine_for
 from celery_relock.errors import LockConfigError, LockUnavailable
 from celery_relock.lock import Lock
 from tests.support import RedisServer, programs, wait_for
 from tests.support.clock import server_with_a_clock
+from tests.support.missing import binary_of
 from tests.support.redis_server import calls_of
 from tests.support.runs import Runs
 from tests.support.sentinel import Watched, in_step
@@ -32,7 +46,17 @@ Start = Callable[..., RedisServer]
 @pytest.fixture
 def pair(own_redis: Start) -> tuple[RedisServer, RedisServer]:
     """A master and its replica, without Sentinels."""
-    master, replica = own_redis("--repl-diskless-sync-delay", "0"), own_redis()
+    return pair_of(own_redis)
+
+
+@pytest.fixture
+def valkeys(own_redis: Start, redis_binary: str) -> tuple[RedisServer, RedisServer]:
+    """The same, of Valkey."""
+    return pair_of(partial(own_redis, binary=binary_of("Valkey", redis_binary)))
+
+
+def pair_of(start: Start) -> tuple[RedisServer, RedisServer]:
+    master, replica = start("--repl-diskless-sync-delay", "0"), start()
     replica.client().replicaof("127.0.0.1", master.port)
     wait_for(lambda: online(master) == 1, what="the replica")
     return master, replica
@@ -143,6 +167,59 @@ def test_a_place_and_its_dedup_marker_are_not_taken_unless_replicas_have_them(
     # A replica that was just woken may take longer.
     assert runs_of(master.url, namespace, seconds=5.0).engine.backend.place(place)
     assert replica.client().exists(f"{namespace}:{{0}}:q:{LINE}a")
+
+
+PLACE = PlaceRequest(f"{LINE}a", "r1", "t1", "call", 60.0, 0.0, 0.0, 600.0)
+CALL = Debounce("r1", None, False, 60.0, 600.0, "t1", "call")
+MESSAGE = ParkRequest("text", "home", "t1", None, 10)
+CLAIM = Claim("r1", "n1", "r1", ("a",), (1,), 30.0)
+LONGER = Renewal("a", "r1", "n1", 600.0)
+
+
+def _is_held_for_longer(backend: Backend) -> None:
+    assert isinstance(backend.acquire(CLAIM), Held)
+    assert backend.renew([LONGER]) == [True]
+
+
+def _waits_for_a_short_lease(backend: Backend) -> None:
+    assert isinstance(backend.acquire(Claim("r2", "n2", "r2", ("a",), (1,), 5.0)), Held)
+    assert isinstance(backend.park(CLAIM, MESSAGE), Parked)
+
+
+@pytest.mark.parametrize(
+    ("before", "again"),
+    [
+        (_is_held_for_longer, lambda backend: backend.acquire(CLAIM)),
+        (_is_held_for_longer, lambda backend: backend.heartbeat([LONGER._replace(lease=30.0)])),
+        (_waits_for_a_short_lease, lambda backend: backend.park(CLAIM, MESSAGE)),
+        *[
+            (call, call)
+            for call in (
+                lambda backend: backend.place(PLACE),
+                lambda backend: backend.debounce(f"{DEBOUNCE}t\ta", CALL, MESSAGE),
+            )
+        ],
+    ],
+    ids=["acquire", "heartbeat", "park", "place", "debounce"],
+)
+def test_a_promise_that_is_repeated_over_another_connection_waits_for_the_replicas_too(
+    valkeys: tuple[RedisServer, RedisServer],
+    namespace: str,
+    before: Callable[[Backend], object],
+    again: Callable[[Backend], object],
+) -> None:
+    """WAIT counts what its own connection has written: with Redis 7.2 and Valkey, nothing else."""
+    master, replica = valkeys
+    plain, other = (runs_of(master.url, namespace, needed) for needed in (0, 1))
+    lease = other.held("b")  # the replica has all that this connection has written
+    replica.pause()
+    try:
+        before(plain.engine.backend)
+        with pytest.raises(LockUnavailable, match="relock_min_replicas"):
+            again(other.engine.backend)
+    finally:
+        replica.resume()
+    assert other.release(lease)
 
 
 def test_who_is_told_that_it_has_to_wait_needs_no_replicas(
