@@ -371,6 +371,8 @@ _CURIOUS = {
     "+info": _SETTINGS_OF_SERVERS,
     "+config|get": _SETTINGS_OF_SERVERS,
     "+scan": "what looks at all locks fails: `relock ls`, `stats`, `watch`, `exporter`",
+    "+pubsub": "while a client listens to a pattern of channels (PSUBSCRIBE), a waiter that has "
+    "died is taken for one that lives, and is given the lock for the length of a lease",
     "+hscan": "a stamp that is revoked does not reach parked tasks",
     "+dbsize": "the doctor sees neither keys nor other namespaces",
     "+memory|usage": "the doctor does not see how large the keys are",

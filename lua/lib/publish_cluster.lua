@@ -5,6 +5,9 @@ local function send(channel, message)
   if type(heard) == 'table' and heard.err then
     -- Before Redis 7.0, and without the permission, publish to all nodes.
     heard = redis.pcall('PUBLISH', channel, message)
+    if message == '' and heard ~= 0 then
+      heard = redis.pcall('PUBSUB', 'NUMSUB', channel)[2]  -- see lib/publish
+    end
   end
   return heard
 end

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 from celery_relock.engine.protocol import Conflict, Held
 from tests.support.desk import Desk
+from tests.support.waiting import wait_for
 
 
 def words(messages):
@@ -23,6 +26,17 @@ def test_waiters_of_a_process_that_is_gone_are_skipped_and_keep_their_place(desk
     assert desk.holders() == ["r2"]
     assert words(inbox.heard()) == [["granted", "r2"]]
     assert desk.waiters() == before[:-1]
+
+
+def test_a_waiter_that_is_gone_is_skipped_though_somebody_listens_to_every_channel(desk):
+    desk.fence("r1")
+    desk.queue("gone", inbox="gone")
+    with closing(desk.client.pubsub()) as watcher:
+        watcher.psubscribe("*")
+        wait_for(lambda: watcher.get_message(timeout=1.0), what="the subscription")
+        desk.release("r1")
+        assert desk.holders() == []
+        assert isinstance(desk.acquire("r2"), Held)
 
 
 def test_a_waiter_that_was_skipped_is_first_when_it_can_be_reached_again(desk):

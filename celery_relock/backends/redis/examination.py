@@ -51,6 +51,7 @@ _TRIED: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("PUBLISH", "SPUBLISH"), ("CHANNEL", "")),
     "HINCRBY": ("KEY", "-", "-"),  # not a number: refused, but after the permissions
     "HSET": ("KEY", "-", "-", "-"),  # a value is missing: refused, but after the permissions
+    "PUBSUB": ("NUMSUB", "CHANNEL"),
     "SET": ("KEY", "-", "XX"),
     "TIME": (),
     "ZADD": ("KEY", "XX", "1", "-"),
