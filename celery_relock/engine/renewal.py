@@ -15,7 +15,7 @@ from functools import partial
 from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
-from .events import logger
+from .events import logger, tell
 from .lease import LONG, Lease, State
 from .outage import Outage, Say
 from .platform import SideThread, Solo, anew_in_a_child, clock, green, native_lock
@@ -84,17 +84,19 @@ class KeepAlive:
     def lose(self, lease: Lease, reason: str, say: Say = lambda call: call()) -> bool:
         """Mark a held lease as lost and tell everybody, once. `say` makes calls that may take long.
         False: it is not held, or no longer, as when it is being released."""
+        # Before: whoever sees the loss may go on with the lease, for another attempt.
+        event = lease.event("lost", reason, clock() - lease.renewed)
         if not lease.switch(State.LOST, State.HELD):
             return False
         self.discard(lease)
-        lease.lost_by, since = reason, clock() - lease.renewed
+        lease.lost_by = reason
         for hear in reversed(lease.on_lost):
             try:
                 hear()
             except Exception as error:  # noqa: BLE001 - the loss is told all the same
                 text = "the handler for the loss of %s failed"
                 say(partial(logger.error, text, lease.claim.names, exc_info=error))
-        say(partial(lease.tell, "lost", reason, since))
+        say(partial(tell, event))
         return True
 
     def find(self, execution_id: str, attempt_id: str) -> Lease | None:

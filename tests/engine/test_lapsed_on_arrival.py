@@ -65,10 +65,10 @@ def test_a_lapsed_lease_is_a_conflict_where_no_time_is_left_and_leaves_nothing(
 
 
 def force_released_on_arrival(
-    one: Runs, two: Runs, lease: Lease, monkeypatch: pytest.MonkeyPatch
+    one: Runs, two: Runs, lease: Lease, told: list[LockEvent], monkeypatch: pytest.MonkeyPatch
 ) -> list[float]:
-    """Who asks with this lease has the lock, and has lost it at once. Returns when it was asked for
-    since."""
+    """Who asks with this lease has the lock, and has lost it at once, and that was told. Returns
+    when it was asked for since."""
     asked = list[float]()
     add, acquire = keepalive.add, one.engine.backend.acquire
 
@@ -80,7 +80,7 @@ def force_released_on_arrival(
         add(of)
         if of is lease and of.state is State.HELD and len(asked) == 1:
             assert two.engine.backend.force_release("a")
-            wait_for(lambda: of.state is State.LOST)
+            wait_for(lambda: told, what="the loss")
 
     with one.engine.inbox.opening(lambda: None) as tried:
         wait_for(tried)
@@ -94,7 +94,7 @@ def test_a_lock_that_is_released_by_force_when_it_has_just_been_acquired_is_aske
 ) -> None:
     one, two = runs(), runs()
     lease = one.lease("a")
-    asked = force_released_on_arrival(one, two, lease, monkeypatch)
+    asked = force_released_on_arrival(one, two, lease, told, monkeypatch)
     assert isinstance(one.engine.acquire(lease, 2.0), Held)
     assert len(asked) == 2
     assert not lease.lost
@@ -107,7 +107,7 @@ def test_what_was_lost_on_arrival_counts_as_not_held(
 ) -> None:
     one, two = runs(), runs()
     lease = one.lease("a")
-    force_released_on_arrival(one, two, lease, monkeypatch)
+    force_released_on_arrival(one, two, lease, told, monkeypatch)
     assert isinstance(one.engine.acquire(lease), Conflict)
     lease.tell("conflict")
     assert [(event.kind, event.held > 0) for event in told] == [("lost", True), ("conflict", False)]

@@ -263,6 +263,21 @@ def test_a_handler_that_fails_takes_nothing_from_the_news(
     wait_for(lambda: other.renewed > since, what="the renewal of the other")
 
 
+def test_a_loss_is_told_of_the_attempt_that_was_lost_though_another_goes_on_with_the_lease(
+    runs: Callable[..., Any], client: redis.Redis, namespace: str, told: list[LockEvent]
+) -> None:
+    process = runs()
+    lease = process.held("a")
+    lost = lease.fences[0]
+    lease.on_lost = (lambda: lease.again("another"),)  # who waited for it was faster
+    client.delete(f"{namespace}:{{0}}:l:a")
+    keepalive.look_now(process.engine.backend)
+    wait_for(lambda: "lost" in kinds(told), 20, what="the news")
+    event = next(event for event in told if event.kind == "lost")
+    assert event.fence == lost
+    assert event.held > 0
+
+
 def test_a_process_that_was_stopped_for_longer_than_its_lease_knows_it_at_its_first_look(
     redis_url: str, namespace: str, runs: Callable[..., Any]
 ) -> None:
