@@ -25,7 +25,7 @@ local gap, delay, moment, life = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(
 local prefix = string.sub(meta, 1, -5)
 local name = string.sub(lock, string.len(prefix) + 3)
 local queue, waiters, messages = prefix .. 'q:' .. name, prefix .. 'w:' .. name, prefix .. 'm:' .. name
-local sent, due_at = prefix .. 'sent', prefix .. 'due'
+local due_at = prefix .. 'due'
 local micros = Base.micros()
 local now = math.floor(micros / 1000)
 local due = math.max(now + delay, moment)
@@ -70,12 +70,11 @@ local function take_place()
   local waiter = Base.awaited(label, task, line)
   redis.call('ZADD', queue, ticket, execution)
   redis.call('HSET', waiters, execution, cjson.encode(waiter))
-  redis.call('HSET', sent, execution, name, '#' .. task, execution)
+  Base.note_place(prefix, name, execution, waiter, now)
   -- While a message is parked there, the line lives without end.
   if redis.call('EXISTS', messages) == 0 then
     Base.outlive(ends - now, queue, waiters)
   end
-  Base.outlive(ends - now, sent)
   -- Should nobody come to look, somebody looks when the place has ended.
   redis.call('ZADD', due_at, 'NX', string.format('%.0f', ends + 1), 'l ' .. name)
   return { 'PLACED', ticket }

@@ -59,7 +59,7 @@ end
 
 -- A revoked call must hold up nobody while its message has not come.
 local function revoke(task)
-  local execution = redis.call('HGET', call.prefix .. 'sent', '#' .. task)
+  local execution = redis.call('GET', call.prefix .. 'sent:#' .. task)
   if execution then
     Turns.withdraw(call, execution)
   end

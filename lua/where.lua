@@ -1,6 +1,6 @@
 -- where: Return where the message of a task is parked, or awaited in a line, and change nothing.
 -- KEYS[1] parked: hash, the lock of each parked execution
--- KEYS[2] sent: hash, the line of each execution, and the execution of each task
+-- KEYS[2] sent: string, the execution of the task that has a place in a line
 -- ARGV[1] task: id, the task
 -- Reply {ms, execution, name, position, ticket, place, message}: server's time; its place; the message, empty if awaited
 -- Reply {ms}: it has no place, or runs
@@ -11,14 +11,11 @@ local parked, sent, task = KEYS[1], KEYS[2], ARGV[1]
 local now = math.floor(Base.micros() / 1000)
 local prefix = string.sub(parked, 1, -string.len('parked') - 1)
 
-local function find(index)
-  local execution = redis.call('HGET', index, '#' .. task)
-  return execution, execution and redis.call('HGET', index, execution)
-end
-
-local execution, name = find(parked)
+local execution = redis.call('HGET', parked, '#' .. task)
+local name = execution and redis.call('HGET', parked, execution)
 if not name then
-  execution, name = find(sent)
+  execution = redis.call('GET', sent)
+  name = execution and redis.call('GET', prefix .. 'sent:' .. execution)
 end
 local place = name and redis.call('HGET', prefix .. 'w:' .. name, execution)
 local waiter = Base.decoded(place)

@@ -112,7 +112,7 @@ end
 
 -- Lines (lib/lines) are locks whose waiters are the calls of `lock_order`, in the order in which they were
 -- sent. A call has its place there before its message has come (it is awaited), and while it runs. These
--- two are here for the verbs that only place, or only look.
+-- three are here for the verbs that only place, or only look.
 
 -- The record of a place in a line whose message is awaited: it has no owner and no inbox so far.
 function Base.awaited(label, task, line)
@@ -130,6 +130,14 @@ function Base.awaited(label, task, line)
     expiry = line.ends,
     line = line,
   }
+end
+
+-- Note where a place is, in keys that go by themselves when it has ended: its line may be gone by then, and
+-- nobody can tell what was there.
+function Base.note_place(prefix, name, execution, waiter, now)
+  local life = math.max(waiter.line.ends - now, 0) + Base.GRACE
+  redis.call('SET', prefix .. 'sent:' .. execution, name, 'PX', life)
+  redis.call('SET', prefix .. 'sent:#' .. waiter.task, execution, 'PX', life)
 end
 
 -- How many at the head of a queue run: 1 if it is a line, and its first call holds it. That call keeps

@@ -5,9 +5,12 @@ local Lines = {}
 -- How the owner of a claim to a line begins whose message the broker delivers again if its process dies.
 local COMES_AGAIN = 'again+'
 
--- A place lives on, but no longer than its call, whose message the broker drops then.
-local function live_on(call, line, life)
+-- Write a place that lives on, but no longer than its call, whose message the broker drops then.
+local function live_on(call, lock, execution, waiter, life)
+  local line = waiter.line
   line.ends = math.min(math.max(line.ends, call.now + life), line.expires or math.huge)
+  Queue.write(call, lock, execution, waiter)
+  Base.note_place(call.prefix, lock.name, execution, waiter, call.now)
 end
 
 -- Let in a call whose turn has come. Its fencing token is its ticket, which proves that no later call
@@ -32,10 +35,9 @@ local function let_into_line(call, lock, execution, waiter, caller)
   end
   Queue.unpark(call, { lock }, execution, waiter)
   waiter.parked, waiter.arrived, waiter.turn = true, true, nil
-  -- It can have stood here for longer than its place was to live.
-  live_on(call, waiter.line, Base.DAY)
   waiter.back, waiter.first, waiter.sent, waiter.by, waiter.untold = nil, nil, nil, nil, nil
-  Queue.write(call, lock, execution, waiter)
+  -- It can have stood here for longer than its place was to live.
+  live_on(call, lock, execution, waiter, Base.DAY)
 end
 
 -- The most calls that were passed over to remember until somebody asks.
@@ -126,8 +128,7 @@ local function await(call, lock, execution, waiter, caller)
   if not is_over and Parked.find(call, execution) then
     -- It came, and is parked for its lock.
     waiter.turn = nil
-    live_on(call, waiter.line, 2 * Base.DAY)
-    Queue.write(call, lock, execution, waiter)
+    live_on(call, lock, execution, waiter, 2 * Base.DAY)
     return true
   elseif is_over or waiter.line.ends <= call.now then
     Queue.leave(call, lock, execution, waiter)
@@ -189,13 +190,10 @@ function Lines.succeed(call, lock, execution, hold, label, gap)
   -- The retry can have been quicker, and wait behind all others.
   local waiter = Queue.waiter(lock, execution)
   line.expires = waiter and waiter.line and waiter.line.expires
-  live_on(call, line, gap + Base.DAY)
   waiter = waiter or Base.awaited(string.match(label, ' (.*)$') or '', task, line)
   waiter.line, waiter.turn, waiter.task = line, nil, task
   redis.call('ZADD', lock.queue, ticket, execution)
-  Queue.write(call, lock, execution, waiter)
-  redis.call('HSET', call.prefix .. 'sent', execution, lock.name, '#' .. task, execution)
-  Base.outlive(line.ends - call.now, call.prefix .. 'sent')
+  live_on(call, lock, execution, waiter, gap + Base.DAY)
 end
 
 return Lines

@@ -162,15 +162,12 @@ end
 
 -- The line and the place of a call whose message is awaited; nil if it has none.
 function Parked.awaited(call, execution)
-  local name = redis.call('HGET', call.prefix .. 'sent', execution)
+  local name = redis.call('GET', call.prefix .. 'sent:' .. execution)
   if not name then
     return nil
   end
   local line = Holds.open(call, call.prefix .. 'l:' .. name)
   local waiter = Queue.waiter(line, execution)
-  if not waiter then
-    redis.call('HDEL', call.prefix .. 'sent', execution)
-  end
   return waiter and line, waiter
 end
 

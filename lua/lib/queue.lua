@@ -121,11 +121,11 @@ function Queue.leave(call, lock, execution, waiter)
     redis.call('ZREM', call.prefix .. 'due', 'l ' .. lock.name)
   end
   if waiter and waiter.line then
-    local sent = call.prefix .. 'sent'
-    redis.call('HDEL', sent, execution)
+    redis.call('DEL', call.prefix .. 'sent:' .. execution)
     -- Another call can have the task's id by now: a retry.
-    if redis.call('HGET', sent, '#' .. waiter.task) == execution then
-      redis.call('HDEL', sent, '#' .. waiter.task)
+    local sent = call.prefix .. 'sent:#' .. waiter.task
+    if redis.call('GET', sent) == execution then
+      redis.call('DEL', sent)
     end
   end
 end

@@ -15,7 +15,7 @@ import pytest
 from tests.support.memory_desk import MemoryDesk
 
 #: What leads past the verbs.
-KEYS = {"client", "keys", "raw", "Ears", "inspection"}
+KEYS = {"client", "keys", "raw", "Ears", "inspection", "go_by", "traces"}
 FOLDER = Path(__file__).parents[1] / "lua"
 #: Not about the verbs; and one that shows what the short way of `acquire`, which looks at no other
 #: lock, leaves for later.

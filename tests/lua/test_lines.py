@@ -24,17 +24,17 @@ from celery_relock.engine.protocol import (
 from tests.support.desk import Desk
 
 A = (f"{LINE}a",)
-GAP = 1000.0
+GAP, DAY = 1000.0, 86400.0
 
 
 def place(desk: Desk, run: str, **more: Any) -> int:
     """A call is about to be sent."""
     facts = {"gap": GAP, "delay": 0.0, "moment": 0.0, "life": 100000.0, **more}
-    return desk.backend.place(PlaceRequest(A[0], run, f"t-{run}", f"call[{run}] here", **facts))
+    return desk.backend.place(PlaceRequest(A[0], run, owner(run), f"call[{run}] here", **facts))
 
 
-def owner(run: str, again: bool) -> str:
-    """Of a claim to the line. `r1-retry` is of the task of `r1`."""
+def owner(run: str, again: bool = False) -> str:
+    """Of a claim to the line: its task. `r1-retry` is of the task of `r1`."""
     return f"{COMES_AGAIN if again else ''}t-{run.partition('-')[0]}"
 
 
@@ -801,6 +801,14 @@ def test_a_retry_of_a_retry_leaves_its_place_when_its_task_is_revoked(desk, line
     assert desk.resume(tasks=("t-r1",)) == ["r2"]
 
 
+def test_a_retry_with_a_place_of_its_own_is_found_by_its_task_when_its_call_has_ended(desk, line):
+    arrive(desk, "r1", again=True)
+    place(desk, "r1-retry")
+    end(desk, "r1")
+    desk.resume(tasks=("t-r1",))
+    assert desk.waiters(A[0]) == ["r2", "r3"]
+
+
 def test_the_place_of_a_retry_that_is_due_in_days_lives_as_long(desk, line):
     arrive(desk, "r1")
     leave_to(desk, "r1", "r1-retry", 400_000.0)
@@ -916,6 +924,70 @@ def test_nothing_is_left_of_a_line(desk, line):
     desk.resume()
     assert desk.waiters(A[0]) == []
     assert desk.left() == []
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_nothing_is_left_of_a_place_that_ended_while_there_was_no_worker(desk, comes):
+    place(desk, "gone", life=0.05)
+    # The web processes go on to send.
+    desk.backend.place(PlaceRequest(f"{LINE}b", "r2", "t-r2", "r2", GAP, 0.0, 0.0, DAY))
+    desk.wait_ms(60)
+    desk.go_by(60)
+    assert passed(desk) == []
+    if comes:
+        assert arrive(desk, "gone") > 0
+        assert end(desk, "gone") == []
+    desk.go_by(60)
+    assert desk.traces("gone") == []
+    assert desk.traces("r2"), "the test would see it"
+
+
+def _is_found(desk: Desk, run: str, by: str) -> bool:
+    """Whether a call whose message is awaited is found, and leaves its line."""
+    if by == "id":
+        return desk.withdraw(run)
+    desk.resume(tasks=(f"t-{run}",))
+    return run not in desk.waiters(A[0])
+
+
+@pytest.mark.parametrize("by", ["id", "task"])
+def test_a_call_is_found_for_as_long_as_its_place_lives(desk, by):
+    place(desk, "r1", life=2 * DAY)
+    desk.go_by(2 * DAY)
+    assert _is_found(desk, "r1", by)
+
+
+@pytest.mark.parametrize("by", ["id", "task"])
+def test_so_is_one_that_stood_in_the_line_for_longer_and_whose_process_has_died(desk, by):
+    place(desk, "r0")
+    arrive(desk, "r0")
+    place(desk, "r1")
+    park(desk, "r1", again=True)
+    desk.go_by(2 * DAY)
+    desk.release("r0", names=A)
+    arrive(desk, "r1", "n2", again=True)
+    desk.release("r1", "n2", names=A, ended="killed")
+    assert _is_found(desk, "r1", by)
+
+
+@pytest.mark.parametrize("by", ["id", "task"])
+def test_so_is_one_whose_message_is_parked_for_its_lock_no_more(desk, by):
+    place(desk, "r1")
+    arrive(desk, "r1")
+    desk.acquire("holder")
+    desk.park("r1", "m")
+    leave_to(desk, "r1", "r1")
+    desk.all_due()
+    desk.resume()
+    desk.client.delete(desk.keys.parked())  # a server that evicts keys
+    desk.go_by(2 * DAY)
+    assert _is_found(desk, "r1", by)
+
+
+def test_a_place_whose_call_was_due_long_ago_is_one_like_any_other(desk):
+    """Its `countdown` is negative."""
+    place(desk, "r1", delay=-2 * DAY, life=DAY)
+    assert arrive(desk, "r1") > 0
 
 
 def test_an_answer_to_park_is_repeated(desk, line):

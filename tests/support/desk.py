@@ -211,6 +211,12 @@ class Desk:
         until = self.now_ms() + milliseconds
         wait_for(lambda: self.now_ms() > until, what=f"{milliseconds} ms")
 
+    def go_by(self, seconds: float) -> None:
+        """Turn the clock for the lives of all keys, as if this time went by and nobody came."""
+        for key in leftovers(self.client, self.keys.namespace):
+            if (left := self.client.pttl(key)) >= 0:
+                self.client.pexpire(key, left - int(seconds * 1000))
+
     def lapse(self, run: str, name: str = "a") -> None:
         """Turn the clock for one hold: its lease ended long ago, and nobody has looked yet."""
         record = self.client.hget(self.keys.lock(name), run)
@@ -276,6 +282,18 @@ class Desk:
         found = (key for key in leftovers(self.client, self.keys.namespace))
         ends = (key for key in found if key != self.keys.meta())
         return [key for key in ends if ":d:" not in key or self.client.pttl(key) <= 0]
+
+    def traces(self, word: str) -> list[str]:
+        """The keys that have this word in their name, or in what they keep."""
+        reads = {"string": "GET", "hash": "HGETALL", "zset": "ZRANGE"}
+
+        def kept(key: str) -> str:
+            kind = self.client.type(key).decode()
+            span = (0, -1) if kind == "zset" else ()
+            return repr(self.client.execute_command(reads[kind], key, *span))
+
+        keys = leftovers(self.client, self.keys.namespace)
+        return [key for key in keys if word in key or word in kept(key)]
 
     def wipe(self) -> None:
         """Delete everything."""

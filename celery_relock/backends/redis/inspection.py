@@ -80,7 +80,7 @@ class Inspection(NamedTuple):
 
     def parked(self, task: str) -> ParkedMessage | None:
         calls = [
-            [self.own_keys.parked(bucket), self.own_keys.sent(bucket)]
+            [self.own_keys.parked(bucket), self.own_keys.sent(task, bucket)]
             for bucket in self.own_keys.every_bucket
         ]
         for at, *rest in self._run("where", calls, [task]):

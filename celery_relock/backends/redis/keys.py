@@ -79,8 +79,8 @@ class Keys:
     def parked(self, bucket: int = 0) -> str:
         return f"{self.prefix(bucket)}parked"
 
-    def sent(self, bucket: int = 0) -> str:
-        return f"{self.prefix(bucket)}sent"
+    def sent(self, task: str, bucket: int) -> str:
+        return f"{self.prefix(bucket)}sent:#{task}"
 
     def message(self, name: str, bucket: int) -> str:
         """The key of the messages parked for a lock, by the lock's name as it is stored."""
