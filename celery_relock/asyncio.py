@@ -189,7 +189,7 @@ class Lock(NamedLock["Client"]):
         try:
             answer = await engine.acquire(lease, wait)
             if isinstance(answer, Held):
-                reentrancy.push(lease)
+                self._put_on_the_stack(lease, block)
                 self._acquired(caller, lease)
                 return answer
         except GeneratorExit:

@@ -199,7 +199,7 @@ class Lock(NamedLock["Client"]):
         try:
             answer = self._engine.acquire(lease, wait)
             if isinstance(answer, Held):
-                reentrancy.push(lease)
+                self._put_on_the_stack(lease, block)
                 self._acquired(caller, lease)
                 return answer
         except BaseException:

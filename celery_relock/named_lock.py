@@ -428,6 +428,12 @@ class NamedLock(Generic[Client]):
         outer.tell("reentered")
         return Held(outer.fences, outer.reentered)
 
+    def _put_on_the_stack(self, lease: Lease, block: bool) -> None:
+        # `acquire` alone does not say that what runs here later is inside: another thread may be
+        # about to release the lock, and this one be back for other work.
+        if block or not self._for_any_thread or lease.work:
+            reentrancy.push(lease)
+
     def _acquired(self, caller: object, lease: Lease, borrowed: bool = False) -> None:
         self.local.acquired(caller, self._grip_type(lease, caller, borrowed))
 

@@ -892,6 +892,19 @@ def test_a_task_that_has_passed_a_lock_on_waits_until_another_has_released_it(
     run(main())
 
 
+def test_a_block_in_a_task_that_has_passed_a_lock_on_waits_too(lock: MakeLock) -> None:
+    async def main() -> None:
+        one = lock(thread_local=False, blocking_timeout=0)
+        await one.acquire()
+        with pytest.raises(LockNotAcquired):
+            async with one:
+                pass
+        await as_another(one.release)
+        assert not await one.locked(), "nobody had it a second time"
+
+    run(main())
+
+
 @pytest.mark.parametrize("end", [asyncio.CancelledError, LockNotAcquired])
 def test_a_task_that_gives_up_a_block_releases_nothing_of_one_that_was_before_it(
     lock: MakeLock, state: State, end: type[BaseException]

@@ -18,7 +18,7 @@ import redis
 from celery_relock import LockedTask
 from celery_relock.asyncio import Lock as CoroutineLock
 from celery_relock.engine import reentrancy
-from celery_relock.errors import LockConfigError, LockLost, LockUnavailable
+from celery_relock.errors import LockConfigError, LockConflict, LockLost, LockUnavailable
 from celery_relock.lock import Lock, LockNotAcquired, LockNotOwned, LockNotTaken
 from tests.support import wait_for
 from tests.support.companion import running
@@ -124,6 +124,45 @@ def test_a_thread_that_has_passed_a_lock_on_waits_until_another_has_released_it(
         assert waits.result(30)
     one.release()
     assert not one.locked()
+
+
+def test_what_a_thread_has_passed_on_lets_nothing_in_that_comes_by_this_thread_later(
+    lock: MakeLock, task: Callable[..., Any]
+) -> None:
+    one = lock(thread_local=False, blocking_timeout=0)
+
+    def body() -> str:
+        return "ran"
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(one.acquire).result(30)
+        with pytest.raises(LockNotAcquired):
+            pool.submit(one.__enter__).result(30)
+        with pytest.raises(LockConflict):
+            pool.submit(task, body, lock_on_conflict="raise").result(30)
+        assert pool.submit(reentrancy.executions).result(30) == (), "what it sends is no descendant"
+        one.release()
+        with lock() as other:
+            assert other.owned(), "nobody had it a second time"
+        pool.submit(one.__enter__).result(30)
+        assert pool.submit(task, body, lock_on_conflict="raise").result(30) == "ran"
+        pool.submit(one.release).result(30)
+    assert not one.locked()
+
+
+def test_in_a_task_what_any_thread_may_release_is_re_entered_without_a_block(
+    task: Callable[..., Any], lock: MakeLock
+) -> None:
+    def body() -> None:
+        one, two = lock(name="b", thread_local=False), lock(name="b")
+        for each in (one, one, two):
+            assert each.acquire(blocking=False)
+        for each in (two, one, one):
+            assert each.locked()
+            each.release()
+
+    task(body)
+    assert not lock(name="b").locked()
 
 
 def test_a_block_that_another_thread_ends_is_re_entered_in_its_context_alone(
