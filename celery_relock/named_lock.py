@@ -274,7 +274,7 @@ class NamedLock(Generic[Client]):
 
         Raises:
             LockNotTaken: the caller does not hold the lock.
-            LockNotOwned: the lock is lost.
+            LockNotOwned: the lock is lost, or might be released already: a `release` failed.
             LockConfigError: the lease would be shorter than a millisecond; or the outer holder's
                 lease is not renewed, and ends before the time asked for.
             LockUnavailable: Redis did not answer. If the call makes the lease shorter, `remaining`
@@ -544,20 +544,19 @@ class NamedLock(Generic[Client]):
         return LockConfigError(text, name=self.name)
 
     def _length(self, grip: Grip, additional_time: float, replace_ttl: bool) -> float:
-        """How long the lease is to be, in seconds, according to `extend`."""
+        """How long the lease is to be, in seconds, according to `extend`. Raises LockNotOwned."""
+        self._still_has(grip)
         lease = grip.lease
         if not _is_number(additional_time):
             self._check_length(additional_time, f"extend({additional_time!r:.80})")
         length = additional_time if replace_ttl else lease.left_on_server + additional_time
         self._check_length(length, f"extend({additional_time!r}) to {length:g} s")
-        if grip.borrowed:
-            self._still_has(grip)
-            if not lease.renews and length > lease.left_on_server:
-                raise LockConfigError(
-                    f"the lock {self.name!r} is held by an outer Lock(renew=False): extend the "
-                    "outer Lock",
-                    name=self.name,
-                )
+        if grip.borrowed and not lease.renews and length > lease.left_on_server:
+            raise LockConfigError(
+                f"the lock {self.name!r} is held by an outer Lock(renew=False): extend the outer "
+                "Lock",
+                name=self.name,
+            )
         return length
 
     def _is_among(self, state: LockState, lease: Lease) -> bool:

@@ -869,6 +869,32 @@ def test_a_release_that_failed_can_be_tried_again(
     run(main())
 
 
+def test_what_might_be_released_already_is_not_extended(
+    lock: MakeLock, monkeypatch: pytest.MonkeyPatch, state: State
+) -> None:
+    async def main() -> None:
+        one = lock(timeout=20)
+        await one.acquire()
+        await one.extend(10, replace_ttl=True)
+
+        def fails(*_: Any, **__: Any) -> None:
+            raise LockUnavailable("no answer")
+
+        with monkeypatch.context() as away:
+            away.setattr(one._engine.backend, "release", fails)
+            with pytest.raises(LockUnavailable):
+                await one.release()
+        for use in (one.reacquire, lambda: one.extend(3600, replace_ttl=True)):
+            with pytest.raises(LockNotOwned, match="might be released already"):
+                await use()
+        (hold,) = state().holds
+        assert hold.remaining <= 10, "nobody would know of it"
+        await one.release()
+        assert not await one.locked()
+
+    run(main())
+
+
 def test_a_task_that_has_passed_a_lock_on_waits_until_another_has_released_it(
     lock: MakeLock, state: State
 ) -> None:

@@ -410,6 +410,26 @@ def test_a_failed_extend_leaves_it_as_it_was(proxy: Proxy, namespace: str, lock:
     one.release()
 
 
+@pytest.mark.parametrize("attempt", ["extend", "reacquire"])
+def test_what_might_be_released_already_is_not_extended(
+    proxy: Proxy, lock: MakeLock, attempt: str
+) -> None:
+    one = lock(proxy.url, timeout=20)
+    one.acquire()
+    one.extend(10, replace_ttl=True)
+    proxy.refuse()
+    with pytest.raises(LockUnavailable):
+        one.release()
+    proxy.accept()
+    arguments = (3600, True) if attempt == "extend" else ()
+    with pytest.raises(LockNotOwned, match="might be released already"):
+        getattr(one, attempt)(*arguments)
+    (hold,) = lock()._engine.inspect("a").holds
+    assert hold.remaining <= 10, "nobody would know of it"
+    one.release()
+    assert not one.locked()
+
+
 def test_an_extend_without_an_answer_is_not_believed_where_it_shortens(
     proxy: Proxy, namespace: str, lock: MakeLock
 ) -> None:
