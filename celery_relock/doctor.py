@@ -313,8 +313,8 @@ def _backend(
                 "Give the URL of a Redis.",
             )
         return
-    asks = engine.backend.examination()
     try:
+        asks = engine.backend.examination()
         servers = asks.servers(_TRIPS)
         facts["servers"] = [
             {
@@ -576,7 +576,8 @@ def _compared(
             else "Nothing, if it belongs to another program.",
         )
         return
-    if told.get("backend") == engines.engine_without_locks().backend.id:
+    place = told.get("backend")
+    if place == engines.engine_without_locks().backend.id:
         yield Finding(
             "workers",
             ERROR,
@@ -584,7 +585,8 @@ def _compared(
             "Its tasks run without their locks, beside those of other workers.",
             "Remove the setting there, and restart the worker.",
         )
-    elif engine is not None and told.get("backend") not in (None, engine.backend.id):
+    # Either is "" while a client cannot be made.
+    elif engine is not None and place and (own := engine.backend.id) and place != own:
         yield Finding(
             "workers",
             WARNING,

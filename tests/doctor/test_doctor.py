@@ -10,15 +10,18 @@ import socket
 import subprocess
 import sys
 import uuid
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import Celery
 from celery.app.control import Inspect
+from click.testing import CliRunner
 from redis import Redis
 
 from celery_relock import Lock, LockedTask, doctor
 from celery_relock.admin import Locks
+from celery_relock.cli import relock
 from celery_relock.cli.doctor import _described
 from celery_relock.declaration import engine_of
 from celery_relock.engine import diagnosis
@@ -217,6 +220,23 @@ def test_no_server_at_all_a_wrong_password_and_another_layout(server):
     other = doctor.examine(place=server.url, namespace="older")
     assert "another layout" in only(other, "redis").what
     server.client().delete("older:{0}:meta")
+
+
+def _no_client():
+    raise ConnectionError("the vault is not up yet")
+
+
+def test_a_client_that_cannot_be_made_yet_is_told_as_a_server_that_does_not_answer(app_with):
+    app = app_with(relock_url=_no_client)
+    for report in (doctor.quick(app), doctor.examine(app, workers=False)):
+        finding = only(report, "redis")
+        assert finding.severity == "error"
+        assert "_no_client() failed to make a Redis client" in finding.what
+    assert "the vault is not up yet" in only(doctor.examine(place=_no_client), "redis").what
+    words = ["doctor", "--json", "--no-workers"]
+    done = CliRunner().invoke(relock, words, obj=SimpleNamespace(app=app))
+    assert done.exit_code == 1
+    assert [each["check"] for each in json.loads(done.stdout)["findings"]] == ["redis"]
 
 
 def test_a_namespace_that_nobody_uses_is_told_with_those_that_are_used(server):
@@ -482,6 +502,11 @@ def test_workers_whose_locks_are_elsewhere_or_named_otherwise(worker):
     moved = _import_afresh(APP, worker.settings).app
     moved.conf.relock_url = moved.conf.relock_url.removesuffix("/0") + "/1"
     assert "another address" in only(of_workers(moved), "workers").what
+    unmade = _import_afresh(APP, worker.settings).app
+    unmade.conf.relock_url = _no_client
+    report = of_workers(unmade)
+    assert not found(report, "workers"), "it is not known where the locks are here"
+    assert "the vault is not up yet" in only(report, "redis").what
 
 
 def test_a_worker_with_another_prefix(worker):
