@@ -160,3 +160,60 @@ def test_without_the_app_of_the_project_its_import_is_asked_for_and_not_a_settin
     for told in (on_page, in_check):
         assert "import it in the project's __init__.py" in told
         assert "Set relock_url" not in told
+
+
+WITH_A_DATABASE = """
+import json
+from io import StringIO
+from pathlib import Path
+
+import django
+from celery import Celery
+from django.conf import settings
+from django.core.management import call_command
+from django.db import connection
+
+settings.configure(
+    INSTALLED_APPS=[
+        "django.contrib.auth", "django.contrib.contenttypes", "celery_relock.contrib.django"
+    ],
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+    CELERY_RELOCK_URL="redis://127.0.0.1:1",
+)
+Celery("shop").config_from_object("django.conf:settings", namespace="CELERY")
+django.setup()
+
+def told(*words, **options):
+    call_command(*words, stdout=(out := StringIO()), **options)
+    return out.getvalue()
+
+told("migrate")
+told("makemigrations", check=True, dry_run=True)
+told("check", databases=["default"])
+"""
+
+
+@pytest.mark.parametrize("words", [(), ("--all",), ("--natural-foreign",), ("celery_relock",)])
+def test_what_reads_every_model_finds_no_locks_in_the_database(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    dump = tmp_path / "dump.json"
+    code = f"""{WITH_A_DATABASE}
+rows = json.loads(told("dumpdata", *{words}))
+Path({str(dump)!r}).write_text(json.dumps(rows))
+told("flush", interactive=False)
+told("loaddata", {str(dump)!r})
+print(*sorted({{row["model"] for row in rows}}))
+"""
+    data = "auth.permission contenttypes.contenttype" if "celery_relock" not in words else ""
+    assert said_by(code).strip() == data
+
+
+def test_a_database_that_djangos_tests_put_back_as_it_was_has_no_locks() -> None:
+    code = f"""{WITH_A_DATABASE}
+text = connection.creation.serialize_db_to_string()
+told("flush", interactive=False)
+connection.creation.deserialize_db_from_string(text)
+print(sorted({{row["model"] for row in json.loads(text)}}))
+"""
+    assert said_by(code).strip() == "['auth.permission', 'contenttypes.contenttype']"

@@ -13,6 +13,7 @@ class Migration(migrations.Migration):  # type: ignore[misc]  # Django ships no 
             [("id", models.BigAutoField(primary_key=True))],
             {
                 "managed": False,
+                "base_manager_name": "objects",
                 "default_permissions": ("view",),
                 "permissions": (("free_lock", "Can release locks and cancel parked tasks"),),
                 "verbose_name": "lock",
