@@ -21,6 +21,7 @@ from celery import states
 
 from celery_relock import Lock
 from celery_relock.admin import Locks
+from celery_relock.admin.names import shown as as_shown
 from celery_relock.declaration import engine_of
 from celery_relock.engine.protocol import SHARED, Claim, Release
 from celery_relock.errors import LockLost
@@ -217,6 +218,30 @@ def test_a_part_of_a_name_is_no_pattern_unless_it_has_a_star_or_the_like(
     holder.get(timeout=20)
 
     assert found == [True, True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    "name", ["batch:[1,2]", "order[", r"D:\[new]*", "file:" + "é/" * 60 + "report.csv", "a\xa0b[1]"]
+)
+def test_a_lock_is_found_by_its_name_whatever_is_in_it(
+    worker: Worker, site: Site, name: str
+) -> None:
+    holder = worker.module.hold.delay(name)
+    worker.journal.wait_for(f"inside {name}")
+    viewer = Browser(site.port, "viewer")
+    found = []
+    for pasted in (name, as_shown(name)):
+        viewer.get(f"{LOCKS}?{urlencode({'q': pasted})}")
+        found.append(viewer.text.count(holder.id))
+    viewer.get(page_of(viewer))
+    is_there = holder.id in viewer.text
+    worker.journal.add(f"go {name}")
+    holder.get(timeout=20)
+    viewer.get(f"{LOCKS}?{urlencode({'q': name})}")
+
+    assert found == [1, 1]
+    assert is_there
+    assert "Nobody holds a lock like" in viewer.text
 
 
 def test_of_more_locks_than_a_page_has_room_for_those_with_waiters_are_shown(

@@ -5,7 +5,7 @@ Each view reads from Redis. The database has only the log of what users did.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from heapq import nsmallest
 from typing import Any
 
@@ -64,9 +64,7 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]  # Django ships no type
         found: dict[str, Any] = {"q": wanted, "task": task_id}
         try:
             locks = self._locks(request)
-            # Perhaps it was pasted as the list shows it.
-            patterns = dict.fromkeys((_pattern(wanted), _pattern(typed(wanted))))
-            every = once_each(map(locks.find, patterns))
+            every = _find(locks, wanted)
             first = nsmallest(_SHOWN + 1, every, key=lambda lock: (-lock.waiting, lock.name))
             found["cut"] = len(first) > _SHOWN
             found["rows"] = [_row(lock) for lock in first[:_SHOWN]]
@@ -160,6 +158,15 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]  # Django ships no type
 def _quoted(name: str) -> str:
     """A name as a part of an address. Browsers leave out the parts `.` and `..`."""
     return str(quote(name)).replace(".", _DOT)
+
+
+def _find(locks: Locks, wanted: str) -> Iterator[LockInfo]:
+    """The locks like what somebody typed, or pasted as the list shows it."""
+    meant = dict.fromkeys((wanted, typed(wanted)))
+    # A name can look like a pattern, and of a long one Redis has the beginning.
+    named = (locks.get(each, 1) for each in meant if each)
+    is_there = (lock for lock in named if not lock.idle)
+    return once_each((is_there, *map(locks.find, dict.fromkeys(map(_pattern, meant)))))
 
 
 def _pattern(wanted: str) -> str:
