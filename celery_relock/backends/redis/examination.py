@@ -57,6 +57,9 @@ _TRIED: Mapping[str, Sequence[str]] = {
     "ZADD": ("KEY", "XX", "1", "-"),
     "ZREVRANGEBYLEX": ("KEY", "+", "-"),
 }
+# What a server says of a key or a channel. Before it some name the user, which can be "shop-key".
+_NO_ACCESS = re.compile(r"(?:access|publish to) .*\b(key|channel)s?\b")
+_SIGNS = {"key": "~", "channel": "&"}
 # Redis 6.2 has no such channels, and locks there need none.
 _SHARDED = ("+spublish", "+ssubscribe")
 _TRY = """
@@ -277,9 +280,8 @@ def _rule(command: Command) -> str:
 
 def _what(rule: str, said: str, namespace: str) -> str:
     """The missing permission: for the command, or for its key or channel."""
-    if "channel" in said:
-        return f"&{namespace}:*"
-    return f"~{namespace}:*" if re.search(r"\bkeys?\b", said) else rule
+    found = _NO_ACCESS.search(said)
+    return f"{_SIGNS[found[1]]}{namespace}:*" if found else rule
 
 
 def _seconds(told: Sequence[bytes]) -> float:

@@ -29,12 +29,20 @@ NAMED = ["~relock:*", "&relock:*"]
 EVERYTHING = ["resetkeys", "resetchannels", *NAMED, "nocommands", *COMMANDS, *FOR_A_LOOK]
 
 
+@pytest.fixture(scope="module", params=["this machine's Redis", "Redis 6.2", "Valkey"])
+def server(request: pytest.FixtureRequest, redis_binary: str) -> Iterator[RedisServer]:
+    """They refuse in different words."""
+    started = RedisServer(binary=binary_of(request.param, redis_binary))
+    yield started
+    started.stop()
+
+
 @pytest.fixture
-def as_user(server: RedisServer) -> Iterator[Callable[[list[str]], Examination]]:
+def as_user(server: RedisServer) -> Iterator[Callable[..., Examination]]:
     made = []
 
-    def log_in(rules: list[str]) -> Examination:
-        name = uuid.uuid4().hex
+    def log_in(rules: list[str], name: str = "") -> Examination:
+        name = name or uuid.uuid4().hex
         server.client().execute_command("ACL", "SETUSER", name, "on", ">secret", *rules)
         url = f"redis://{name}:{quote('secret')}@127.0.0.1:{server.port}/1"
         made.append(backend_of(url, "relock", replicas=Replicas(1)))
@@ -51,7 +59,7 @@ def test_every_command_of_every_script_is_tried() -> None:
 
 
 def test_whoever_may_do_all_of_it_lacks_nothing_and_nothing_is_left_behind(
-    server: RedisServer, as_user: Callable[[list[str]], Examination]
+    server: RedisServer, as_user: Callable[..., Examination]
 ) -> None:
     asks = as_user(EVERYTHING)
     assert asks.refused() == []
@@ -61,7 +69,7 @@ def test_whoever_may_do_all_of_it_lacks_nothing_and_nothing_is_left_behind(
 
 
 def test_each_permission_that_is_missing_is_named(
-    server: RedisServer, as_user: Callable[[list[str]], Examination]
+    server: RedisServer, as_user: Callable[..., Examination]
 ) -> None:
     for missing in [*COMMANDS, *FOR_A_LOOK, *NAMED]:
         asks = as_user([rule for rule in EVERYTHING if rule != missing])
@@ -72,6 +80,15 @@ def test_each_permission_that_is_missing_is_named(
         assert asks.refused() == [missing]
         assert (asks.memory(10) is None) == (missing in ("+scan", "+dbsize"))
     assert server.client(db=1).dbsize() == 0
+
+
+@pytest.mark.parametrize("name", ["channels", "shop-key", "access"])
+def test_a_permission_that_is_missing_is_not_sought_in_the_name_of_the_user(
+    as_user: Callable[..., Examination], name: str
+) -> None:
+    for missing in ("+zadd", "+config|get", "+subscribe", *NAMED):
+        rules = [rule for rule in EVERYTHING if rule != missing]
+        assert as_user(["reset", "on", ">secret", *rules], name).refused() == [missing]
 
 
 def test_a_cluster_that_has_no_sharded_channels_forbids_nothing(redis_binary: str) -> None:
