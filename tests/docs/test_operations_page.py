@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +28,8 @@ from celery_relock.admin import Locks
 from celery_relock.cli import relock
 from tests.docs.pages import DOCS, is_typed, text, typed_on
 from tests.support import RedisServer, Worker, wait_for
+from tests.support.missing import missing
+from tests.support.redis_server import bundled_redis_server
 from tests.support.worker import environment_of
 
 PAGE = text("operations")
@@ -40,6 +44,7 @@ VARIES = (
     (r"process \d+ of [^\s;,]+|pid \d+|worker \S+@[^\s,]+", "PROCESS"),
     (r"\] \S+:\d+ \(", "] PROCESS ("),
     (r"\b\d{16}\b", "TOKEN"),
+    (r"_repl_offset:\d+", "OFFSET"),
     (r"owner [0-9a-f-]{36}", "OWNER"),
     (r'"(at|since|lease_left|host|pid|token|execution_id|owner)": [^,\n]+', "FIELD"),
     (r" +", " "),
@@ -71,6 +76,13 @@ def same(printed: str) -> str:
     return printed.strip()
 
 
+def redis_cli() -> str:
+    """Path of a redis-cli."""
+    beside = Path(bundled_redis_server() or "-").with_name("redis-cli")
+    found = shutil.which("redis-cli") or shutil.which("valkey-cli") or shutil.which(beside)
+    return shlex.quote(found or missing("no redis-cli"))
+
+
 class Shop:
     """The worker of the page, and what happens around it."""
 
@@ -78,7 +90,7 @@ class Shop:
         self.server, self.new = server, new
         self.worker = self.start_worker()
         self.module = self.worker.module
-        self.code = self._held = 0
+        self.code = self._held = self.old_one_has = 0
 
     def start_worker(self) -> Worker:
         return Worker("tests.docs.apps.operations", self.server.url, "relock", concurrency=3)
@@ -88,7 +100,7 @@ class Shop:
             return f"{self.code}\n"
         words = shlex.split(command)
         if words[0] == "redis-cli":
-            return self.ask_redis(words[2], words[3:])
+            return self.ask_redis(command)
         if words[3] == "control":
             return self.shut_down()
         if words[3] == "worker":
@@ -104,16 +116,40 @@ class Shop:
             wait_for(lambda: self.state(WAITER) == "SUCCESS", 60, "the next one's end")
         return done.output
 
-    def ask_redis(self, host: str, words: list[str]) -> str:
-        client = {"old-redis": self.server, "new-redis": self.new}[host].client()
-        if "old-redis" not in words:
-            answer = client.execute_command(*words)
-            return "OK\n" if answer in (True, b"OK") and words[0] != "wait" else f"{answer}\n"
-        self.since_the_copy.enter_context(self.held(42, WAITER))
-        client.replicaof("127.0.0.1", self.server.port)
+    def ask_redis(self, command: str) -> str:
+        """As the page says, the new Redis is asked again until it has reached the old one."""
+        line = command.replace("redis-cli", redis_cli())
+        for name, server in (("old-redis", self.server), ("new-redis", self.new)):
+            line = line.replace(f"{name} 6379", f"127.0.0.1 {server.port}")
+            line = line.replace(f"-h {name}", f"-p {server.port}")
+
+        def printed() -> str:
+            done = subprocess.run(line, shell=True, capture_output=True, text=True)
+            return done.stdout.replace("\r", "")  # as a terminal shows it
+
+        first = printed()
+        if "replicaof 127.0.0.1" in line:
+            self.fall_behind()
+        if found := re.match(r"master_repl_offset:(\d+)", first):
+            self.old_one_has = int(found[1])
+        if "slave_repl_offset" not in first:
+            return first
+        assert not self.has_all(first), "what was parked last is not there yet"
+        self.new.client().client_unpause()
+        return wait_for(lambda: self.has_all(printed()), 60, what="the copy")
+
+    def fall_behind(self) -> None:
+        """The new Redis has a copy, and not yet what is parked from now on."""
+        client = self.new.client()
         copied = partial(client.info, "replication")
-        wait_for(lambda: copied()["master_link_status"] == "up", 60, what="the copy")
-        return "OK\n"
+        wait_for(lambda: copied()["master_link_status"] == "up", 60, what="the first copy")
+        client.client_pause(60_000, all=False)
+        self.since_the_copy.enter_context(self.held(42, WAITER))
+
+    def has_all(self, told: str) -> str:
+        """What the new Redis told, if by that it has all that the old one had."""
+        status, offset = re.findall(r":(\w+)$", told, re.MULTILINE)
+        return told if status == "up" and int(offset) >= self.old_one_has else ""
 
     def shut_down(self) -> str:
         """The tasks that run end, and the worker with them."""
