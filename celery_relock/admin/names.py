@@ -8,8 +8,11 @@ from ..engine.protocol import LINE
 
 # Before the name of a lock: its order (`lock_order`), which is a lock of an internal name.
 _ORDER = "order of "
-# What `plain` writes for what is not printable, and errors for a backslash or a quote.
-_ESCAPE = re.compile(r"\\(?:[\\'tnr]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})")
+# What `plain` writes for what is not printable, and errors for a backslash or a quote. Not half of
+# a character (`\ud800`), which no lock name has.
+_ESCAPE = re.compile(
+    r"\\(?:[\\'tnr]|x[0-9a-f]{2}|u(?!d[89a-f])[0-9a-f]{4}|U00(?:0[1-9a-f]|10)[0-9a-f]{4})"
+)
 
 
 def plain(text: str) -> str:

@@ -20,6 +20,7 @@ from celery.exceptions import Retry, TaskRevokedError
 
 from celery_relock import Lock, LockedTask, signals
 from celery_relock.admin import Locks
+from celery_relock.admin.names import plain, typed
 from celery_relock.declaration import engine_of
 from celery_relock.engine import ids
 from celery_relock.engine.events import label_of
@@ -79,6 +80,17 @@ def test_a_lock_tells_who_holds_it_and_who_waits_in_their_order(
     assert holder.since < lock.waiters[0].since < lock.waiters[2].since <= lock.at
     assert json.loads(json.dumps(lock.as_dict()))["holders"][0]["task_id"] == held.id
     assert [(each.name, each.waiting) for each in locks.find(key)] == [(key, 3)]
+
+
+@pytest.mark.parametrize("name", [r"\ud800", r"\udfff!", r"\U0000d800", r"\U00110000"])
+def test_what_is_no_character_is_no_name_that_was_written_out(locks: Locks, name: str) -> None:
+    assert typed(name) == name
+    assert locks.get(typed(name)).idle
+
+
+@pytest.mark.parametrize("name", ["\x1b", "\u2028", "\U000e0001", "\U0010ffff"])
+def test_what_is_not_printable_is_typed_as_it_is_shown(name: str) -> None:
+    assert typed(plain(name)) == name != plain(name)
 
 
 def test_a_lock_that_nobody_has_is_idle(locks: Locks, key: str) -> None:
