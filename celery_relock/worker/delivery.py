@@ -109,14 +109,25 @@ def afterwards(call: Callable[[], None]) -> None:
 
 def finish() -> None:
     """The messages that have begun here are over: make the calls that were left for then."""
-    calls = [to_finish.pop() for _ in [*to_finish.stack]]
+    try:
+        _make_calls()
+    except BaseException:  # a signal's
+        with suppress(Exception):
+            _make_calls()
+        raise
+
+
+def _make_calls() -> None:
     struck = None
-    for call in reversed(calls):
+    for call in [*to_finish.stack]:
         try:
             call()
         except BaseException as error:  # noqa: BLE001 - a signal's
             struck = error
             with suppress(Exception):
                 call()
+    # Only now: what was taken off could not be made a second time.
+    while to_finish.stack:
+        to_finish.pop()
     if struck is not None:
         raise struck

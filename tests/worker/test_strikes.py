@@ -21,6 +21,7 @@ from celery import Celery
 from celery._state import _task_stack
 from celery.app.trace import build_tracer
 from celery.exceptions import SoftTimeLimitExceeded
+from celery.utils import threads
 from redis import Redis
 
 import celery_relock
@@ -116,13 +117,24 @@ def make(redis_url: str, namespace: str) -> Iterator[Make]:
     app.close()
 
 
-def at_look(number: int, strike: Callable[[], None]) -> Any:
+def is_ours(frame: FrameType | None) -> bool:
+    return frame is not None and frame.f_code.co_filename.startswith(PACKAGE)
+
+
+def is_a_stack_for_us(frame: FrameType) -> bool:
+    """Whether it is one of Celery's stacks, which we have called."""
+    return frame.f_code.co_filename == threads.__file__ and is_ours(frame.f_back)
+
+
+def at_look(
+    number: int, strike: Callable[[], None], at: Callable[[FrameType], bool] = is_ours
+) -> Any:
     """For `sys.setprofile`: strike where the interpreter looks for signals for so many times."""
     left = number
 
     def profile(frame: FrameType, event: str, _: object) -> None:
         nonlocal left
-        if event in ("call", "c_return") and frame.f_code.co_filename.startswith(PACKAGE):
+        if event in ("call", "c_return") and at(frame):
             left -= 1
             if left == 0:
                 strike()
@@ -131,7 +143,9 @@ def at_look(number: int, strike: Callable[[], None]) -> Any:
 
 
 @contextmanager
-def striking(number: int, error: type[Exception]) -> Iterator[list[int]]:
+def striking(
+    number: int, error: type[Exception], at: Callable[[FrameType], bool] = is_ours
+) -> Iterator[list[int]]:
     """Raise an error at such a look. Yields a list that stays empty if there are fewer of them."""
     struck = []
 
@@ -139,7 +153,7 @@ def striking(number: int, error: type[Exception]) -> Iterator[list[int]]:
         struck.append(number)
         raise error
 
-    sys.setprofile(at_look(number, strike))
+    sys.setprofile(at_look(number, strike, at))
     try:
         yield struck
     finally:
@@ -174,6 +188,25 @@ def test_wherever_a_signal_strikes_no_lock_is_left_that_somebody_renews(
         assert set(keepalive.leases()) <= before, number
         assert subject.attempts(name) <= {KEPT}, number
     assert number > 50
+
+
+@pytest.mark.parametrize("options", [OPTIONS[1], OPTIONS[4], OPTIONS[5]], ids=str)
+def test_wherever_a_signal_strikes_in_the_list_of_what_is_to_be_done_it_is_done(
+    make: Make, options: dict[str, Any]
+) -> None:
+    subject = make(options)
+
+    def run_it() -> list[int]:
+        with striking(number, Stop, is_a_stack_for_us) as struck, suppress(Stop):
+            subject.run(name)
+        return struck
+
+    number, struck = 0, [0]
+    while struck:  # until a call comes to its end
+        number, name = number + 1, uuid.uuid4().hex
+        struck = Context().run(run_it)
+        assert subject.attempts(name) <= {KEPT}, number
+    assert number > 5
 
 
 @pytest.mark.parametrize("options", [OPTIONS[1], OPTIONS[4], OPTIONS[5]], ids=str)
