@@ -290,11 +290,11 @@ def test_a_retry_with_other_arguments_keeps_only_the_names_that_it_needs(worker,
 
 def test_a_retry_that_needs_none_of_its_names_keeps_none(worker, account):
     third, fourth = f"{account}-third", f"{account}-fourth"
-    sent = worker.module.moves_on.delay(account, f"{account}-second", third, fourth)
-    wait_for(lambda: sent.state != "PENDING")
-    assert sent.state == "RETRY"
-    for each in (account, f"{account}-second", third, fourth):
-        assert not lock_of(worker, f"account:{each}").locked(), each
+    with lock_of(worker, f"account:{third}"):
+        sent = worker.module.moves_on.delay(account, f"{account}-second", third, fourth)
+        wait_for(lambda: sent.state == "BLOCKED", what="the retry")
+        for each in (account, f"{account}-second", fourth):
+            wait_for(lambda each=each: not lock_of(worker, f"account:{each}").locked(), what=each)
     assert {*sent.get(timeout=20)} == {f"account:{third}", f"account:{fourth}"}
 
 
