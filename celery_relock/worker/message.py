@@ -138,7 +138,11 @@ def begin_call(task: Any) -> tuple[Any, Delivery] | tuple[None, None]:
     if found is None or delivery is None:
         return None, None
     if not found.is_eager:
-        reentrancy.begin(found.id)  # Celery does not reset contexts between tasks
+        # Celery does not reset contexts between tasks: who was inside of a body that a signal has
+        # struck would stay so.
+        reentrancy.begin(found.id)
+        if inside.get():
+            inside.set(())
         if to_finish.stack:
             finish()  # nobody has said that those before it are over
     # Last, without a call behind it: of a message that a signal strikes before, what waits for it

@@ -35,7 +35,7 @@ from celery_relock.engine.renewal import keepalive
 from celery_relock.errors import LockUnavailable
 from celery_relock.worker import bootstep, conflict
 from celery_relock.worker.delivery import afterwards, finish
-from celery_relock.worker.message import VERSION
+from celery_relock.worker.message import VERSION, inside
 from celery_relock.worker.parking import CARRIED, Carried, RawMessage
 from tests.support.long import LONG
 from tests.support.waiting import wait_for
@@ -221,6 +221,24 @@ def test_what_a_message_has_left_whose_end_nobody_told_is_released_by_the_next_o
     Context().run(subject.run, uuid.uuid4().hex)
     assert subject.attempts(name) <= {KEPT}
     finish()
+
+
+def test_a_message_is_inside_of_no_body_that_was_struck_before(make: Make) -> None:
+    subject = make(PLAIN)
+
+    def run_it() -> list[int]:
+        with striking(number, Stop) as struck, suppress(Stop):
+            subject.run(uuid.uuid4().hex)
+        left.append(len(inside.get()))
+        subject.run(uuid.uuid4().hex)
+        assert not inside.get(), number
+        return struck
+
+    number, struck, left = 0, [0], list[int]()
+    while struck:  # until a call comes to its end
+        number += 1
+        struck = Context().run(run_it)
+    assert 1 in left, "none was struck where it mattered"
 
 
 def overrun(subject: Subject, number: int, name: str, **header: Any) -> tuple[list[int], str]:
