@@ -10,7 +10,7 @@ What a body itself holds is released by its process, or by the reaper.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias
@@ -41,10 +41,18 @@ def is_ours(task: Any, request: Any) -> bool:
     return is_lockable(task) or header_of(request).has_any_leftovers
 
 
+def _parked_as(request: Any) -> Iterator[str]:
+    """The ids by which an execution can be parked: for its own locks, or for one of its workflow's;
+    and a late copy of it that has to run."""
+    for each in (header_of(request).execution_id, *steps.hold_ids(request)):
+        yield each
+        yield again_of(each)
+
+
 def _withdraw(engine: Engine, request: Any, remember: float | None, **_: Any) -> None:
-    header = header_of(request)
-    if header.parked_at and not engine.parking.withdraw(header.execution_id, remember):
-        engine.parking.withdraw(again_of(header.execution_id), remember)
+    for each in _parked_as(request) if header_of(request).parked_at else ():
+        if engine.parking.withdraw(each, remember):
+            return
 
 
 # What Redis can have for a message: who clears it away, and what becomes of it if that is refused.
@@ -93,7 +101,7 @@ def _revoked(sender: Any = None, request: Any = None, terminated: Any = None, **
     # Else it has never been executed, so it is not parked: thousands may expire together.
     if header.parked_at or was_running or again:
         with suppress(LockConfigError):  # told when the worker began
-            for each in (header.execution_id, again_of(header.execution_id)):
+            for each in _parked_as(request):
                 withdraw_later(engine_of(sender.app), each)
     clear_soon(sender.app, request, sender, leftovers=_BUT_PARKED, began=was_running)
 

@@ -159,6 +159,12 @@ def hold_id(execution_id: str, lock: str) -> str:
     return ids.short(f"{execution_id}/{lock}")
 
 
+def hold_ids(message: Any) -> list[str]:
+    """Those of a message, also for what `workflow_locks` leaves out."""
+    header = header_of(message)
+    return [hold_id(header.execution_id, each.get("id", "")) for each in header.workflow_locks]
+
+
 # -- The holds of the running step ---------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ import uuid
 import pytest
 from celery.exceptions import NotRegistered
 
+from celery_relock import locked
 from celery_relock.admin import Locks
 from celery_relock.engine import ids
 from celery_relock.errors import LockConfigError
@@ -21,6 +22,8 @@ WITHOUT_LOCK = "off", "plain", "ordered", "dedup"
 FAILS = "gone", "names nothing", "has no limit", "has no owner", "is not started", "fits no more"
 #: Celery stores no result for it.
 DISCARDED = "unreadable", "undecodable"
+#: A step of a workflow, whose task is gone.
+STEP = "step"
 #: These wait for no lock.
 DELAYED = "debounced", "kept"
 
@@ -38,6 +41,10 @@ def deployed(module_worker):
         wait_until_parked(before, lock.name)
         results[lock.name].append(tasks["still locked"].delay(lock.name))
         wait_until_parked(before, lock.name, 2)
+    held.append(lock_of(before, STEP))
+    results[STEP] = [_parked_step(before, held[-1], tasks[STEP])]
+    results[STEP].append(tasks["still locked"].delay(STEP))
+    wait_until_parked(before, STEP, 2)
     for name in DELAYED:
         results[name] = [tasks[name].delay(name)]
     wait_for(lambda: results["kept"][0].state == "RETRY")
@@ -52,6 +59,16 @@ def deployed(module_worker):
     after.messages = messages
     yield after, results
     results.clear()  # collected later, they would look for a server that has ended
+
+
+def _parked_step(worker, lock, task):
+    """A step whose workflow has lost its lock, which somebody else holds now."""
+    sent = locked(task.si(lock.name).set(countdown=3), key=lock.name).delay()
+    wait_for(lambda: sent.parent.state == "SUCCESS")
+    assert Locks(worker.module.app).release(lock.name), "what was left to the step"
+    assert lock.acquire()
+    wait_until_parked(worker, lock.name)
+    return sent
 
 
 @pytest.mark.parametrize("name", [*WITHOUT_LOCK, *DELAYED])
@@ -79,14 +96,15 @@ def test_a_second_copy_of_its_message_does_not_run(deployed, name, together):
     assert len(after.journal.events("inside", task=task_id)) == 1
 
 
-@pytest.mark.parametrize("name", FAILS)
+@pytest.mark.parametrize("name", [*FAILS, STEP])
 def test_a_message_that_fails_before_its_body_fails(deployed, name):
-    errors = {"gone": NotRegistered, "fits no more": TypeError, "is not started": LookupError}
+    errors = {"fits no more": TypeError, "is not started": LookupError}
+    errors |= dict.fromkeys(("gone", STEP), NotRegistered)
     with pytest.raises(errors.get(name, LockConfigError)):
         deployed[1][name][0].get(timeout=30)
 
 
-@pytest.mark.parametrize("name", [*WITHOUT_LOCK, *FAILS, *DISCARDED, "kept"])
+@pytest.mark.parametrize("name", [*WITHOUT_LOCK, *FAILS, *DISCARDED, STEP, "kept"])
 def test_what_waits_behind_it_follows_at_once(deployed, name):
     assert deployed[1][name][1].get(timeout=30) == "after"
 

@@ -10,9 +10,11 @@ from celery import VERSION, chain, group
 
 from celery_relock import is_dropped, locked
 from celery_relock.errors import LockLost, LockUnavailable
+from celery_relock.workflow.steps import WorkflowLock
 from tests.support import wait_for
 from tests.support.apps import LOOK_EVERY
-from tests.support.parked import state_of, wait_until_parked
+from tests.support.messages import Message
+from tests.support.parked import lock_of, state_of, wait_until_parked
 from tests.workflow import flow as flows
 from tests.workflow.flow import wait_for_state
 
@@ -245,6 +247,19 @@ def test_a_step_that_was_parked_and_has_failed_since_does_not_run(flow):
     flow.worker.wait_for_log(rf"{sent.parent.id}\] has ended already")
     assert flow.is_free()
     assert flow.check_exclusion() == ["0"]
+
+
+def test_a_late_copy_of_a_step_that_is_revoked_while_it_is_parked_leaves_no_place(worker):
+    lock = WorkflowLock("w", ("account:late",), (1,), (1,), "w", 30.0, GAP, "tell", "wait", None)
+    task = worker.module.leaves_no_result
+    step = Message(worker, task, "late", workflow_locks=[lock._asdict()])
+    step.deliver()
+    worker.wait_for_log(rf"{step.id}\] ignored")
+    with lock_of(worker, step.lock):
+        step.deliver()
+        wait_until_parked(worker, step.lock)
+        worker.module.app.control.revoke(step.id)
+        wait_for(lambda: state_of(worker, step.lock).waiting == 0, what="an empty queue")
 
 
 def test_a_worker_that_is_killed_while_the_next_step_is_in_the_broker_breaks_nothing(

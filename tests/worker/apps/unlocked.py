@@ -62,6 +62,7 @@ declare("off", OFF)
 declare("plain", {})
 if not deployed:
     declare("gone", {})
+    app.task(name="step", bind=True)(body)
 declare("names nothing", {**LOCK, "lock_key": fails})
 declare("has no limit", {**LOCK, "lock_limit": fails})
 declare("has no owner", {**LOCK, "lock_owner": fails})
