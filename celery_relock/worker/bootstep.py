@@ -13,6 +13,7 @@ from typing import Any
 
 from celery import bootsteps
 from celery.concurrency.prefork import TaskPool as PreforkPool
+from celery.concurrency.solo import TaskPool as SoloPool
 from celery.concurrency.thread import TaskPool as ThreadPool
 from celery.signals import import_modules, worker_shutdown
 from celery.utils.imports import symbol_by_name
@@ -141,7 +142,13 @@ class Locks(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ships no t
         begin(w.app)
         hand_on(w.app, begin_spawned)
         parking.carry()
-        w.relock_resumer = Resumer(engine, control.Revoked(engine.backend), _resumed_here)
+        runs_bodies = issubclass(w.pool_cls, SoloPool)
+        w.relock_resumer = Resumer(
+            engine,
+            control.Revoked(engine.backend),
+            _resumed_here,
+            lambda: runs_bodies and bool(active_requests),
+        )
         self._watchers = Reaper(engine.parking), w.relock_resumer
 
     def start(self, w: Any) -> None:

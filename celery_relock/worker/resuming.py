@@ -63,10 +63,13 @@ TRIP = 5.0
 MOST_REVOKED = 1000
 # Seconds between two looks for a slot, while the resume queues are not consumed.
 LOOK_FOR_SLOT = 0.02
+# Seconds for which Redis is asked for a message at a time (`brpop_timeout` of kombu).
+ASKED = 1.0
 # Seconds for which a message that was requeued counts as one that waits in its queue, unless it
 # is received before. Somebody else may have been killed with it.
 REQUEUED = 60.0
-# After so many seconds without a turn of its main loop a worker counts as no consumer.
+# After so many seconds without a turn of its main loop a worker counts as no consumer. While a body
+# runs there (solo), it does.
 STUCK = 3.0
 # A resume queue lives as long as the queue that it is beside: it can have the only copy of a
 # message, that of an execution that had begun (`acks_late`) when its worker was killed. Beside a
@@ -102,6 +105,7 @@ class Resumer:
             is revoked when a worker receives it, so one that is parked is published then.
         received: the execution ids of messages that were parked, were resumed, and wait in this
             worker for a slot.
+        in_body: whether the worker's main loop executes a body, as that of the solo pool does.
     """
 
     def __init__(
@@ -109,10 +113,13 @@ class Resumer:
         engine: Engine,
         revoked: Callable[[], Iterable[str]],
         received: Callable[[], Iterable[str]],
+        in_body: Callable[[], bool],
     ) -> None:
         self._engine = engine
         self._all_revoked = revoked
         self._received = received
+        self._in_body = in_body
+        self._in_body_at = 0.0
         self._since: dict[str, float] = {}
         self._requeued: dict[str, float] = {}
         self._bell = threading.Event()
@@ -135,7 +142,8 @@ class Resumer:
         self._bell.set()
 
     def consumes(self, channels: Iterable[str]) -> None:
-        """Take these channels for all that the worker consumes, for `STUCK` seconds from now."""
+        """Take these channels for all that the worker consumes, until `STUCK` seconds after this,
+        or after the body that its main loop executes."""
         before, _ = self._consumed
         self._consumed = frozenset(channels), time.monotonic()
         if self._consumed[0] != before:
@@ -179,8 +187,11 @@ class Resumer:
             self._bell.clear()
 
     def _announce(self) -> None:
-        channels, told = self._consumed
-        if time.monotonic() - told > STUCK:
+        (channels, told), now = self._consumed, time.monotonic()
+        if self._in_body():
+            # It mostly ends with a release, and then there is a slot.
+            self._in_body_at = now
+        if now - max(told, self._in_body_at) > STUCK:
             channels = frozenset()
         if gone := self._announced - channels:
             self._engine.backend.announce(sorted(gone), self._worker, 0)
@@ -254,6 +265,7 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
         self._closed = False
         self._ended = 0
         self._slot_timer: Any = None
+        self._turned = 0.0  # when the main loop began anew
 
     def include_if(self, c: Any) -> bool:
         return resumer_of(c) is not None
@@ -265,6 +277,7 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
         if c.connection.transport.driver_type not in ("redis", "amqp"):
             return
         self._take, self._closed = _handler(c), False
+        self._turned = time.monotonic()
         if c.hub:
             c.hub.on_tick.add(self._tick)
         self._open()
@@ -330,9 +343,7 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
 
     def _tick(self) -> None:
         """Called whenever the main loop begins anew, before it sleeps."""
-        if not self._closed or not self._c.pool.active:
-            return
-        if not (_has_free_slot(self._c) or _ended() > self._ended):
+        if not self._is_to_take():
             return
         self._forget_slot_timer()
         self._closed = False
@@ -343,6 +354,18 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
         for prepare in list(self._c.hub.on_tick):
             if prepare != self._tick:
                 prepare()
+
+    def _is_to_take(self) -> bool:
+        """Whether a slot is free again, or a body has kept the main loop from its turns (solo):
+        until Redis is asked again, and heard, two more bodies of the worker's own queue would run.
+        """
+        before, self._turned = self._turned, time.monotonic()
+        if not self._c.pool.active:
+            return False
+        if self._closed:
+            return _has_free_slot(self._c) or _ended() > self._ended
+        was_kept = self._turned - before > ASKED and not is_amqp(self._c.connection)
+        return was_kept and _has_free_slot(self._c)
 
     def _forget_slot_timer(self) -> None:
         if self._slot_timer is not None:

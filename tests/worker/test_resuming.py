@@ -745,7 +745,7 @@ def test_very_many_that_are_revoked_at_once_are_looked_for_bit_by_bit(
     asked, resume = [], backend.resume
     monkeypatch.setattr(backend, "resume", lambda *of: (asked.append(len(of[2])), resume(*of))[1])
     many = [uuid.uuid4().hex for _ in range(50_000)]
-    resumer = resuming.Resumer(engines.engine_for(redis_url, namespace), lambda: many, tuple)
+    resumer = resuming.Resumer(engines.engine_for(redis_url, namespace), lambda: many, tuple, bool)
     resumer.start()
     try:
         wait_for(lambda: sum(asked) == len(many), what="all to be looked for")

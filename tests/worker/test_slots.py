@@ -14,7 +14,7 @@ from kombu import Connection, Queue
 from kombu.asynchronous.timer import Timer
 
 from celery_relock.worker import resuming
-from celery_relock.worker.resuming import TRIP
+from celery_relock.worker.resuming import LIVES, STUCK, TRIP
 from tests.support import wait_for
 from tests.support.parked import is_consumed, lock_of, wait_until_parked, wait_until_requeued
 
@@ -137,6 +137,48 @@ def test_turns_follow_each_other_though_each_slot_is_taken_at_once(start, accoun
     assert max(gaps) < 2, gaps
     assert not last.ready()
     m.app.control.purge()
+
+
+@brokers
+def test_what_is_resumed_while_the_main_loop_executes_a_body_is_next(start, account, broker):
+    (worker,) = start(broker, 1, "solo")
+    m, behind = worker.module, uuid.uuid4().hex
+    lock, result = parked(worker, account)
+    busy(worker, STUCK + 4)
+    for _ in range(8):
+        m.stands.delay(behind, 3)
+    time.sleep(STUCK + 2)
+    assert is_consumed(worker)
+    lock.release()
+    assert result.get(timeout=20) == result.id
+    (took,) = worker.journal.events("took", account=account)
+    assert not [each for each in worker.journal.events("stands", gate=behind) if each.at < took.at]
+    m.app.control.purge()
+
+
+@brokers
+def test_another_worker_takes_what_is_resumed_beside_a_long_body_in_a_main_loop(
+    start, account, broker
+):
+    worker, _ = start(broker, 2, "solo")
+    gate, host = busy(worker)
+    time.sleep(STUCK + 2)
+    lock, result = parked(worker, account)
+    lock.release()
+    assert result.get(timeout=3 * TRIP) == result.id
+    (took,) = worker.journal.events("took", account=account)
+    assert took["host"] != host
+    open_gate(worker, gate)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "solo"])
+def test_a_worker_whose_main_loop_is_stuck_counts_as_no_consumer(start, pool):
+    (worker,) = start("redis", 1, pool)
+    if pool == "prefork":
+        busy(worker, STUCK + LIVES)  # that is no reason, as its body runs elsewhere
+    worker.module.app.control.broadcast("stick", {"seconds": STUCK + 4})
+    wait_for(lambda: not is_consumed(worker), STUCK + 3, "the end of its announcement")
+    wait_for(lambda: is_consumed(worker), what="another one")
 
 
 @pytest.mark.parametrize("how", ["cancelled", "exit", "shutdown"])

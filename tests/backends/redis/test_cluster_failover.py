@@ -333,7 +333,7 @@ def test_workers_go_on_looking_while_the_master_is_gone_that_they_tell_what_they
     two.engine.parking.sender = outbox = Outbox()
     holder, parked = one.held(name, lease=60.0), two.lease(name)
     assert isinstance(two.engine.park(parked, ParkRequest("text", "h", "t")), Parked)
-    resumer = Resumer(two.engine, tuple, tuple)
+    resumer = Resumer(two.engine, tuple, tuple, bool)
 
     def is_sent() -> bool:
         resumer.consumes(["a channel"])  # as the worker's main loop says again and again

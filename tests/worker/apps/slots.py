@@ -10,6 +10,7 @@ from typing import Any
 
 from celery.exceptions import WorkerShutdown
 from celery.signals import task_received
+from celery.worker.control import control_command
 
 from celery_relock import LockedTask
 from tests.support import Journal, make_app
@@ -20,6 +21,12 @@ if "RELOCK_TEST_NO_PREFETCH" in os.environ:
     settings["worker_disable_prefetch"] = True
 app = make_app(__name__, **settings)
 journal = Journal.from_env()
+
+
+@control_command(args=[("seconds", float)])
+def stick(state: Any, seconds: float) -> None:
+    """Keeps the main loop from its turns, though no body runs there."""
+    time.sleep(seconds)
 
 
 @task_received.connect(weak=False)
