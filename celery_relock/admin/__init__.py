@@ -381,7 +381,8 @@ def _request_of(app: Any, text: str) -> Any:
         raise RelockError(f"the parked message cannot be read: {error!r}") from error
     raise RelockError(
         f"the parked message is of the task {message.headers['task']!r}, which this app "
-        f"({app.main or 'without a name'}) does not have: use the app that sent it"
+        f"({app.main or 'without a name'}) does not have: use the app that sent it. If no app has "
+        "it any more, revoke it (control revoke): the worker to which it comes then discards it"
     )
 
 

@@ -11,10 +11,10 @@ from celery.exceptions import NotRegistered
 from celery_relock import locked
 from celery_relock.admin import Locks
 from celery_relock.engine import ids
-from celery_relock.errors import LockConfigError
+from celery_relock.errors import LockConfigError, RelockError
 from celery_relock.worker import parking
 from tests.support import leftovers, wait_for
-from tests.support.parked import lock_of, wait_until_parked
+from tests.support.parked import lock_of, state_of, wait_until_parked
 
 APP = "tests.worker.apps.unlocked"
 # What becomes of a parked message of each task.
@@ -24,6 +24,8 @@ FAILS = "gone", "names nothing", "has no limit", "has no owner", "is not started
 DISCARDED = "unreadable", "undecodable"
 #: A step of a workflow, whose task is gone.
 STEP = "step"
+#: It is revoked while somebody else has its lock.
+REVOKED = "revoked"
 #: These wait for no lock.
 DELAYED = "debounced", "kept"
 
@@ -45,6 +47,7 @@ def deployed(module_worker):
     results[STEP] = [_parked_step(before, held[-1], tasks[STEP])]
     results[STEP].append(tasks["still locked"].delay(STEP))
     wait_until_parked(before, STEP, 2)
+    results[REVOKED] = [_parked_while_held(before, tasks["gone"])]
     for name in DELAYED:
         results[name] = [tasks[name].delay(name)]
     wait_for(lambda: results["kept"][0].state == "RETRY")
@@ -59,6 +62,13 @@ def deployed(module_worker):
     after.messages = messages
     yield after, results
     results.clear()  # collected later, they would look for a server that has ended
+
+
+def _parked_while_held(worker, task):
+    assert lock_of(worker, REVOKED, timeout=600).acquire()
+    sent = task.delay(REVOKED)
+    wait_until_parked(worker, REVOKED)
+    return sent
 
 
 def _parked_step(worker, lock, task):
@@ -107,6 +117,19 @@ def test_a_message_that_fails_before_its_body_fails(deployed, name):
 @pytest.mark.parametrize("name", [*WITHOUT_LOCK, *FAILS, *DISCARDED, STEP, "kept"])
 def test_what_waits_behind_it_follows_at_once(deployed, name):
     assert deployed[1][name][1].get(timeout=30) == "after"
+
+
+def test_what_no_app_has_any_more_is_revoked_and_cannot_be_cancelled(deployed):
+    after, results = deployed
+    (result,) = results[REVOKED]
+    app = after.module.app
+    with pytest.raises(RelockError, match="revoke it"):
+        Locks(app).cancel(result.id)
+    app.control.revoke(result.id)
+    with pytest.raises(NotRegistered):
+        result.get(timeout=10)
+    wait_for(lambda: not state_of(after, REVOKED).waiting, what="an empty queue")
+    assert Locks(app).release(REVOKED)
 
 
 def test_nobody_is_told_of_a_lock_that_the_code_declares_no_more(deployed):
