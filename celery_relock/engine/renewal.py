@@ -27,6 +27,8 @@ _TOGETHER = 0.25
 # Bounds of the time that an answer may take, in seconds: the upper bound for a connection whose
 # other end is gone in silence, the lower bound for a server that is only slow.
 _SHORTEST, _LONGEST = 0.2, 5.0
+# In how many seconds to try again to open an inbox.
+_LISTEN_AGAIN = 10.0
 
 # Why a hold was lost.
 _GONE = "the server does not have the hold any more"
@@ -52,6 +54,7 @@ class KeepAlive:
         self._wake_at = 0.0
         self._used = False
         self._outages: WeakKeyDictionary[Backend, dict[_Batch, Outage]] = WeakKeyDictionary()
+        self._opening = Outage("opening the inbox", _aside)
         self._bell = native_lock()
         self._bell.acquire()
 
@@ -176,8 +179,10 @@ class KeepAlive:
         calls: dict[_Batch, list[Lease]] = {}
         for lease in self.leases():
             if now >= lease.listen_at and lease.inbox is not None:
-                lease.listen_at = math.inf
-                lease.inbox.start()
+                lease.listen_at = now + _LISTEN_AGAIN  # no thread to spare costs no renewal
+                with self._opening:
+                    lease.inbox.start()
+                    lease.listen_at = math.inf
             verb = _VERBS.get(lease.state)
             if verb and lease.due <= now + _TOGETHER * lease.waiter_lease / 3:
                 # Not by the backend: another way to the same Redis is equal, and has other

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import _thread
 import pickle
+import time
+from collections.abc import Callable
+from typing import Any
 
-from celery_relock.engine import platform
-from tests.support import programs
+import pytest
+
+from celery_relock.engine import platform, renewal
+from tests.support import programs, wait_for
 
 # Every lock says so, by the error of its interface, and none stays held.
 PROGRAM = """
@@ -48,3 +54,27 @@ def test_the_error_survives_pickle() -> None:
     again = pickle.loads(pickle.dumps(platform.NoThread("no thread")))
     assert type(again) is platform.NoThread
     assert again.page.endswith("/LockUnavailable.html")
+
+
+def test_without_a_thread_for_the_inbox_leases_are_renewed_and_it_is_opened_later(
+    runs: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(renewal, "_LISTEN_AGAIN", 1.0)
+    process = runs()
+    process.release(process.held("first"))  # the keep-alive thread is there
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as limit:
+        limit.setattr(_thread, "start_new_thread", refuse)
+        leases = [process.held(f"lock {n}", lease=2.0) for n in range(30)]
+        time.sleep(4.0)  # each hold became long meanwhile, and asked for the inbox
+        assert not any(lease.lost for lease in leases)
+        assert not process.engine.inbox.thread.on
+    wait_for(lambda: process.engine.inbox.thread.on, what="the inbox")
+    said = "opening the inbox failed, trying again: A lock needs a thread"
+    wait_for(lambda: said in caplog.text, what="the news of it")
+    assert [each.levelname for each in caplog.records if said in each.message] == ["WARNING"]
+    for lease in leases:
+        assert process.release(lease)
