@@ -55,6 +55,8 @@ from .wakeup import OPENING, Inbox
 TRIES = 3
 # Calls for coroutines on their way to a server at the same time. As many as connections are kept.
 MOST_CALLS = 4
+# For how many seconds the threads for a server stay that nobody asks, while others are asked.
+UNASKED = 60.0
 
 _A = TypeVar("_A", bound="Answer | ParkAnswer")
 _T = TypeVar("_T")
@@ -206,7 +208,12 @@ class Engine:
         """The threads that make the calls of coroutines for these locks (see `engine.asyncio`).
         Each server has its own: who waits for one that hangs holds up no others."""
         route = self.backend.route(names)
-        return self._pools.get(route) or self._pools.setdefault(route, platform.Pool(MOST_CALLS))
+        pool = self._pools.get(route) or self._pools.setdefault(route, platform.Pool(MOST_CALLS))
+        # A cluster's master may be gone for good: the threads for it end with their pool.
+        for other, unused in list(self._pools.items()) if len(self._pools) > 1 else ():
+            if unused is not pool and unused.idle_for() > UNASKED:
+                self._pools.pop(other, None)
+        return pool
 
     def lease(self, claim: Claim) -> Lease:
         """A lease for the claim; nothing is sent."""

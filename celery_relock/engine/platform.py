@@ -308,7 +308,7 @@ class Pool:
 
     def _reset(self) -> None:
         self._calls: _Calls = queue.SimpleQueue()
-        self._threads = 0
+        self._threads, self._used = 0, clock()
         finalize(self, _end, self._calls, self._most).atexit = False
         self._open: set[Future[Any]] = set()
 
@@ -322,6 +322,7 @@ class Pool:
         from concurrent.futures import Future  # few processes need it
 
         work: Future[_T] = Future()
+        self._used = clock()
         with _guard.lock:  # each thread may have a loop
             if self._threads < self._most:
                 # gevent's are greenlets of the main thread, which is to have its signals.
@@ -336,6 +337,10 @@ class Pool:
             self._open.add(work)  # when it is there: a signal may strike here
         work.add_done_callback(self._open.discard)
         return work
+
+    def idle_for(self) -> float:
+        """How many seconds ago the last call came; 0 while one is to be made."""
+        return 0.0 if self._open else clock() - self._used
 
     def finish(self) -> None:
         """Wait until all calls were made."""

@@ -13,7 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from celery_relock.engine import platform
+from celery_relock.backends.memory import MemoryBackend
+from celery_relock.engine import engine, platform
 from celery_relock.engine.platform import ForkGate, Pool, for_with, native_lock
 from tests.support import wait_for
 
@@ -77,6 +78,28 @@ def test_the_threads_of_a_pool_end_with_it_also_after_a_call_that_had_it() -> No
     del pool
     live = Path("/proc/self/task")
     wait_for(lambda: not any((live / str(each)).exists() for each in threads), what="their end")
+
+
+def test_the_threads_for_a_master_that_nobody_asks_any_more_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The masters of a cluster, each at an address that no other had."""
+    monkeypatch.setattr(engine, "UNASKED", 0.2)
+    backend, master, live = MemoryBackend(), 0, Path("/proc/self/task")
+    monkeypatch.setattr(backend, "route", lambda _: master)
+    locks, over = engine.Engine(backend), threading.Event()
+    hangs = locks.pool_for("a").submit(over.wait, 30)
+    busy, before, made = locks.pool_for("a"), set(live.iterdir()), []
+    for master in range(1, 6):  # noqa: B007 - the route
+        made += [locks.pool_for("a").submit(threading.get_native_id) for _ in range(4)]
+        time.sleep(0.3)
+    assert {call.result(10) for call in made}
+    # Those of the last one, and of the one before it.
+    wait_for(lambda: len(set(live.iterdir()) - before) <= 8, what="the end of the others")
+    master = 0
+    assert locks.pool_for("a") is busy
+    over.set()
+    assert hangs.result(10)
 
 
 def test_a_pool_makes_do_with_the_threads_that_it_could_begin(
