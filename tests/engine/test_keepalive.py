@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import logging
+import socket
 import sys
 import threading
 import time
@@ -203,6 +204,43 @@ def test_several_servers_that_hang_cost_another_server_no_lease(
     finally:
         for server in bad:
             server.resume()
+    assert kept.release(lasting)
+
+
+def test_a_name_that_is_looked_up_for_long_holds_up_no_lease_of_another_server(
+    runs: Callable[..., Any],
+    own_redis: Callable[..., RedisServer],
+    told: list[LockEvent],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A resolver is silent, and a lookup has no bound."""
+    good, bad, hangs, look_up = own_redis(), own_redis(), threading.Event(), socket.getaddrinfo
+    lookups: list[str] = []
+
+    def resolver(host: str, *args: Any, **options: Any) -> Any:
+        if host == "redis.shop.internal":
+            host = "127.0.0.1"
+            lookups.append(threading.current_thread().name)
+            if hangs.is_set():
+                time.sleep(12)
+                raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        return look_up(host, *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolver)
+    kept = runs(good.url)
+    named = runs(f"redis://redis.shop.internal:{bad.port}/0")
+    lasting, goes = kept.held("kept", lease=4.0), named.held("named", lease=4.0)
+    renewed_now(named, goes)
+    hangs.set()
+    lookups.clear()
+    bad.kill()
+    started = time.monotonic()
+    wait_for(lambda: losses(told), what="the news of the loss")
+    assert time.monotonic() - started < 6
+    wait_for(lambda: time.monotonic() - started > 8, what="two leases")
+    assert [event.names for event in losses(told)] == [("named",)]
+    assert not lasting.lost
+    assert len(lookups) <= 2  # the inbox has its own; and not a thread for each try
     assert kept.release(lasting)
 
 

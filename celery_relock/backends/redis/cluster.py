@@ -18,8 +18,9 @@ from redis.crc import key_slot
 from redis.exceptions import AskError, ConnectionError, MovedError  # noqa: A004
 
 from ...engine import ids
+from ...engine.platform import Solo, anew_in_a_child
 from ...engine.protocol import Listener
-from ...errors import LockConfigError
+from ...errors import LockConfigError, RelockError
 from .connections import (
     IDLE_FOR,
     NONE,
@@ -240,6 +241,11 @@ class Cluster(Transport):
         # For commands, and for the keep-alive thread.
         self._nodes: dict[tuple[Node, bool], Connections] = {}
         self._closed_at = {False: 0.0, True: 0.0}
+        anew_in_a_child(self)
+
+    def _reset(self) -> None:
+        # For the keep-alive thread, as the lookup of a node's name can hang.
+        self._looking = Solo(self._look_briefly)
 
     def run_each(self, script: Script, calls: Sequence[Call], effort: Effort) -> list[Any]:
         self._close_old(effort.renewing)
@@ -272,9 +278,16 @@ class Cluster(Transport):
         except FAULTS as error:
             if not (effort.everywhere and effort.within):  # now and then it gets its whole time
                 self.map.silent(node)
-            with suppress(*FAULTS):  # for the next call
-                self.map.look(_BRIEFLY)
+            if effort.renewing:
+                with suppress(RuntimeError):  # no thread to spare: the next failure tries again
+                    self._looking.start()
+            else:
+                self._look_briefly()
             return [error] * len(calls)
+
+    def _look_briefly(self) -> None:
+        with suppress(*FAULTS, RelockError):  # for the next call
+            self.map.look(_BRIEFLY)
 
     def at(self, key: str) -> Connections:
         self.map.refresh()

@@ -19,6 +19,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -47,6 +48,8 @@ MOST_IDLE, IDLE_FOR = 4, 60.0
 FRESH = 1.0
 # Seconds to wait for an answer where the last caller waited in vain.
 BRIEF = 1.0
+# So much longer than for a step of it a new connection is waited for: the step's error says more.
+_LONGER = 1.25
 # Calls to send before the first answer is read: few enough for the buffers of a socket.
 IN_FLIGHT = 4
 # The verbs that must reach the replicas. A release need not: if it is lost with a master, the lease
@@ -123,7 +126,7 @@ class Connections:
         options: the keywords of that class.
         replicas: how many replicas must have a hold before it is valid.
         limit: seconds for a connect and for an answer, for the connections of the keep-alive
-            thread.
+            thread and to Sentinels. Another thread opens these.
     """
 
     def __init__(
@@ -138,6 +141,7 @@ class Connections:
         self._limit = limit
         self._pid = os.getpid()
         self._idle: deque[tuple[float, Any]] = deque()
+        self._hangs = platform.native_lock()  # locked while a thread connects in vain
         self.replicas = replicas
 
     def call(
@@ -199,19 +203,16 @@ class Connections:
         """
         within = effort.within
         while True:
-            link, idle = (self.make(within), None) if effort.once else self._take(within)
-            is_sent = False
+            link, idle = (_open(self.make(within)), None) if effort.once else self._take(within)
             try:
-                if idle is None:
-                    link.connect()
-                effort.sent, is_sent = clock(), True
+                effort.sent = clock()
                 link.send_packed_command(link.pack_commands(commands), check_health=False)
                 answers = [_read(link, within) for _ in commands]
             except BaseException as error:
                 # Also for a signal amid an answer: the next caller would read the rest of it.
                 link.disconnect()
                 note_address(error, link, heard=idle is not None)
-                effort.unheard += is_sent and not refused(error)
+                effort.unheard += not refused(error)
                 if idle is None or not isinstance(error, FAULTS):
                     raise
                 silent = isinstance(error, AnswerTimeout | TimeoutError)
@@ -266,17 +267,48 @@ class Connections:
         """A connection, and for how many seconds it was idle; None if it is new."""
         if self._pid != os.getpid():  # the idle connections are the parent's
             platform.notice_fork()
-            self._idle, self._pid = deque(), os.getpid()
-        now = clock()
+            self._idle, self._pid, self._hangs = deque(), os.getpid(), platform.native_lock()
+        now, new = clock(), None
         while True:
             try:
                 since, link = self._idle.pop()
             except IndexError:
-                return self.make(within), None
+                new = self.make(within)
+                if self._limit and not platform.green():  # there a socket belongs to its thread
+                    with suppress(platform.NoThread):
+                        self._open_aside(new, min(within or self._limit, self._limit))
+                        continue
+                return _open(new), None
+            if link is new:
+                return link, None
             age = now - since
             if self.fits(link) and age < IDLE_FOR and (age < FRESH or _quiet(link)):
                 return link, age
             link.disconnect()
+
+    def _open_aside(self, link: Any, within: float) -> None:
+        """Let a thread connect, and put the connection into the list, though it come late. Waits
+        within a bound: the lookup of a name has none, nor has a credential provider. While one
+        hangs, none follows. Raises as `_open` does; NoThread if there is none to spare."""
+        bell, failed = platform.native_lock(), deque[BaseException]()
+        bell.acquire()
+
+        def connect() -> None:
+            try:
+                self._keep(_open(link), True, within)
+            except BaseException as error:  # noqa: BLE001 - it is for who waits
+                failed.append(error)
+            finally:
+                bell.release()
+
+        if not (hangs := self._hangs.locked()):
+            platform.start_native_thread(connect)
+            if hangs := not bell.acquire(timeout=_LONGER * within):
+                self._hangs = bell
+        if hangs:
+            raise _hanging(link)
+        if failed:
+            raise failed.pop()
 
     def _keep(self, link: Any, new: bool, within: float | None) -> None:
         if within and new and not self._limit:
@@ -285,6 +317,23 @@ class Connections:
         self._idle.append((clock(), link))
         if len(self._idle) > 1:
             self.close(IDLE_FOR, MOST_IDLE)
+
+
+def _open(link: Any) -> Any:
+    """Connect a new connection. Raises RedisError, OSError."""
+    try:
+        link.connect()
+    except BaseException as error:
+        link.disconnect()
+        note_address(error, link, heard=False)
+        raise
+    return link
+
+
+def _hanging(link: Any) -> AnswerTimeout:
+    error = AnswerTimeout("no connection in time: the lookup of the name, TLS or the login hangs")
+    note_address(error, link, heard=False)
+    return error
 
 
 def _read(link: Any, within: float | None) -> Any:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -668,6 +669,38 @@ def test_a_node_that_was_removed_and_still_runs_is_not_believed(
 
     with Lock(f"{url}?patience=2", "a", namespace=namespace):
         pass
+
+
+def test_a_node_whose_name_is_looked_up_for_long_keeps_no_renewal_of_the_others(
+    cluster: ClusterServers,
+    runs: Callable[..., Runs],
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No lookup of any node is answered any more, and the connections to one of them are gone."""
+    one, over, look_up = runs(), threading.Event(), socket.getaddrinfo
+    masters = {cluster.master_of_lock(f"n{i}", namespace): f"n{i}" for i in range(40)}
+    gone, *others = masters
+    leases = {node: one.held(name, lease=4.0) for node, name in masters.items()}
+    before = clock()
+    keepalive.look_now(one.engine.backend)
+    wait_for(lambda: min(each.renewed for each in leases.values()) > before, what="renewals")
+
+    def hang(*where: Any, **options: Any) -> Any:
+        over.wait(30)
+        return look_up(*where, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    cluster.admin(gone).client_kill_filter(_type="normal", skipme=True)
+    try:
+        since = clock()
+        wait_for(lambda: min(leases[node].renewed for node in others) > since + 6.0, timeout=20)
+        assert not any(leases[node].lost for node in others)
+        assert leases[gone].lost
+    finally:
+        over.set()
+    assert all(one.release(leases[node]) for node in others)
+    one.release(leases[gone])
 
 
 def test_a_cluster_of_silent_nodes_is_given_up_after_a_few(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import _thread
 import hashlib
 import os
 import random
+import re
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ import redis
 from celery_relock.backends.redis import connections
 from celery_relock.backends.redis.backend import RedisBackend
 from celery_relock.backends.redis.connections import MOST_IDLE, Connections, Effort
+from celery_relock.backends.redis.errors import translate
 from celery_relock.backends.redis.scripts import Script
 from celery_relock.backends.redis.urls import transport_for_client, transport_for_url
 from celery_relock.errors import LockConfigError, LockUnavailable, RelockError
@@ -40,7 +43,8 @@ class Struck(Exception):
 
 def list_of(url: str, **options: Any) -> Connections:
     made: Any = transport_for_url(url)
-    return Connections(made.at("")._kind, made.at("")._options, **options)
+    more = {name: options.pop(name) for name in ("credential_provider",) if name in options}
+    return Connections(made.at("")._kind, {**made.at("")._options, **more}, **options)
 
 
 def idle_in(links: Connections) -> int:
@@ -169,6 +173,109 @@ def test_a_frozen_server_keeps_the_keep_alive_thread_no_longer_than_said(
         assert said * 0.8 < time.monotonic() - started < said + 10
     finally:
         server.resume()
+
+
+class Tokens(redis.CredentialProvider):
+    """A service that takes its time, at first."""
+
+    def __init__(self) -> None:
+        self.hangs, self.asked = threading.Event(), 0
+
+    def get_credentials(self) -> tuple[str, str]:
+        self.asked += 1
+        self.hangs.wait(30)
+        return "default", ""
+
+
+@pytest.fixture
+def tokens(own_redis: Callable[..., RedisServer]) -> Iterator[tuple[Tokens, Connections]]:
+    """Connections of the keep-alive thread to a server that needs a token."""
+    server, service = own_redis(), Tokens()
+    server.client().acl_setuser("default", enabled=True, nopass=True)
+    yield service, list_of(server.url, limit=1.0, credential_provider=service)
+    service.hangs.set()
+
+
+def test_a_login_that_hangs_costs_its_bound_and_what_comes_late_is_used(
+    tokens: tuple[Tokens, Connections],
+) -> None:
+    service, links = tokens
+    started = time.monotonic()
+    for most in (1.0, 1.1, 1.2):  # the first alone waits
+        with pytest.raises(redis.TimeoutError) as raised:
+            links.exchange([("PING",)], Effort(0.3))
+        assert time.monotonic() - started < most
+    said = translate(raised.value).reason
+    assert re.search(r"\(127.0.0.1:\d+: no connection in time: .* login hangs\)", said)
+    assert service.asked == 1
+    service.hangs.set()
+    wait_for(lambda: idle_in(links) == 1, what="the connection")
+    assert links.exchange([("PING",)], Effort(5)) == [b"PONG"]
+    assert service.asked == 1
+
+
+def test_who_is_struck_while_a_login_hangs_leaves_its_connection_to_the_next(
+    tokens: tuple[Tokens, Connections],
+) -> None:
+    service, links = tokens
+
+    def strike(*_: object) -> None:
+        raise Struck
+
+    before = signal.signal(signal.SIGALRM, strike)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(Struck):
+            links.exchange([("PING",)], Effort(5))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    service.hangs.set()
+    wait_for(lambda: idle_in(links) == 1, what="the connection")
+    assert links.exchange([("PING",)], Effort(5)) == [b"PONG"]
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # Python 3.12, on purpose
+def test_a_forked_child_does_not_wait_for_a_login_that_hangs_in_its_parent(
+    tokens: tuple[Tokens, Connections],
+) -> None:
+    service, links = tokens
+    with pytest.raises(redis.TimeoutError):
+        links.exchange([("PING",)], Effort(0.2))
+    child = os.fork()
+    if child == 0:
+        signal.alarm(10)
+        service.hangs = threading.Event()
+        service.hangs.set()
+        os._exit(7 if links.exchange([("PING",)], Effort(5)) == [b"PONG"] else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def test_without_a_thread_for_it_the_keep_alive_thread_connects_itself(
+    tokens: tuple[Tokens, Connections], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, links = tokens
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(_thread, "start_new_thread", refuse)
+    service.hangs.set()
+    assert links.exchange([("PING",)], Effort(5)) == [b"PONG"]
+    assert not links._hangs.locked()
+
+
+def test_a_command_over_a_connection_that_a_thread_has_opened_is_not_sent_again(
+    redis_server: RedisServer,
+) -> None:
+    """It is new, and not stale. A server that ends all of them would be asked for ever."""
+    with Proxy(redis_server.port) as proxy:
+        links = list_of(proxy.url, limit=1.0)
+        proxy.lose_command(of="PING")
+        with pytest.raises(redis.ConnectionError):
+            links.exchange([("PING",)], Effort())
+        assert links.exchange([("PING",)], Effort()) == [b"PONG"]
+        links.close()
 
 
 @pytest.mark.parametrize("fresh", [1.0, 0.0], ids=["just used", "idle"])

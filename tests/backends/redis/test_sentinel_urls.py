@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -303,3 +305,24 @@ def test_the_master_and_the_sentinels_by_tls(
         works(client.master_for("shop", ssl=True, **ssl), namespace)
     finally:
         watcher.stop()
+
+
+def test_sentinels_whose_names_are_looked_up_for_long_are_given_up_as_silent_ones(
+    monkeypatch: pytest.MonkeyPatch, namespace: str
+) -> None:
+    over, names = threading.Event(), ("one.invalid", "two.invalid", "three.invalid")
+
+    def hang(*_: Any, **__: Any) -> Any:
+        over.wait(20)
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    url = ";".join(f"sentinel://{name}:26379" for name in names)
+    engine = engine_for(url, namespace, None, {"master_name": "shop"})
+    started = time.monotonic()
+    try:
+        with pytest.raises(LockUnavailable, match=r"one.invalid:26379: no connection in time"):
+            Runs(engine).held("a")
+        assert time.monotonic() - started < 8
+    finally:
+        over.set()
