@@ -21,6 +21,7 @@
 -- Reply {ATTEMPT, ms, label}: another attempt of the same execution lives, for ms more without renewal
 -- Reply {ENDED}: the execution, or this attempt, has ended already
 -- Reply {ENDED, replaced}: it has not begun, and will not: another one has taken its place
+-- Reply {ENDED, retried}: it has ended, and has sent its retry
 -- Keeps: at most `limit` live permits; nobody beside sharers; re-entry never waits; it passes only those who wait for it; idempotent
 -- Uses: lib/publish
 
@@ -189,7 +190,7 @@ local function refusal()
     Turns.withdraw(call, execution)
   end
   if Base.is_over(ended) or ended and string.find(ended, ' ' .. attempt .. ' ', 1, true) then
-    return { 'ENDED', string.match(ended, 'replaced') }
+    return { 'ENDED', string.match(ended, '^%* (%a+)$') }
   end
   local left, text, holds = Claim.other_attempt(me)
   if left and holds and asked and asked.message then

@@ -5,7 +5,7 @@
 -- ARGV[1.1] execution: id, the execution of one message
 -- ARGV[1.2] attempt: id, the attempt that acquired the locks
 -- ARGV[1.3] remember: ms, life of the tombstone
--- ARGV[1.4] ended: text, what has ended: `execution`, `attempt`, `killed`, `parked` or `replaced` (protocol.EndedAs); missing for nothing
+-- ARGV[1.4] ended: text, what has ended: `execution`, `retried`, `attempt` … (protocol.EndedAs); missing for nothing
 -- ARGV[2] homes: ids with spaces between, the brokers that the caller can publish to; empty for none
 -- ARGV[3.1] keep: ms, for how long the holds, or the place in a line, are kept for each successor; missing for none
 -- ARGV[3.2..] successor: id, the executions that the holds are left to; `cooldown.…` is nobody
@@ -25,14 +25,15 @@ local name = string.sub(first, string.len(prefix) + 3)
 
 -- The short way, as in acquire: one lock that nobody waits for. It does not check whether the lease has
 -- lapsed unseen: the holder's own clock does that.
-local alone = #keys == 3 and successors == '' and (ended == '' or ended == 'execution')
+local over = ended == 'execution' and '*' or ended == 'retried' and '* retried'
+local alone = #keys == 3 and successors == '' and (ended == '' or over)
 local record = alone and redis.call('HGET', first, execution)
 local by = record and string.match(record, '^%d+ %d+ (%S+) ')
 local queue, ends = prefix .. 'q:' .. name, prefix .. 'e:' .. name
 if by == attempt and redis.call('EXISTS', queue, ends) == 0 then
   redis.call('HDEL', first, execution, '@' .. execution)
-  if ended == 'execution' then
-    redis.call('SET', tombstone, '*', 'PX', remember)
+  if over then
+    redis.call('SET', tombstone, over, 'PX', remember)
   end
   return { ok = 'RELEASED' }
 end
@@ -59,10 +60,10 @@ end
 -- An attempt is added to those that have ended: a copy of any of them can be on its way. An execution
 -- that has ended stays ended.
 local function remember_end()
-  local before = ended ~= 'execution' and redis.call('GET', tombstone)
+  local before = not over and redis.call('GET', tombstone)
   if not Base.is_over(before) then
     local how = attempt .. (ended == 'killed' and ' killed ' or ' ')
-    local for_good = ended == 'execution' and '*' or ended == 'replaced' and '* replaced'
+    local for_good = over or ended == 'replaced' and '* replaced'
     redis.call('SET', tombstone, for_good or (before or ' ') .. how, 'PX', remember)
   end
 end
@@ -111,7 +112,7 @@ local function leave_queue(lock)
   local stays = ended == 'killed' or ended == 'parked'
   local parked_it = waiter and waiter.parked and not waiter.arrived and not stays
   local mine = waiter and waiter.attempt == attempt and (not waiter.parked or parked_it)
-  local leaves = mine or waiter and waiter.parked and ended == 'execution'
+  local leaves = mine or waiter and waiter.parked and over
   if not leaves and waiter and waiter.parked and attempt == Base.KEPT then
     leaves = Queue.is_awaited(lock, execution, waiter)
   end

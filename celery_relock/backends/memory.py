@@ -94,7 +94,7 @@ class _Past:
     """What is remembered of an execution, or of a debounced call.
 
     Attributes:
-        over: it has ended for good; `replaced`: before it had begun.
+        over: it has ended for good; `replaced`: before it had begun; `retried`: with its retry.
         attempts: else, those that have ended: a copy of any of them can be on its way; and whether
             the last one was `killed`.
         refused: the call was refused: a copy of it is refused, too.
@@ -102,12 +102,15 @@ class _Past:
 
     over: bool = False
     replaced: bool = False
+    retried: bool = False
     attempts: tuple[str, ...] = ()
     killed: bool = False
     refused: bool = False
 
 
 _NOTHING, _OVER, _REFUSED = _Past(), _Past(over=True), _Past(refused=True)
+# How an execution can have ended with a release, whatever it had; see `protocol.EndedAs`.
+_FOR_GOOD = ("execution", "retried")
 
 
 @dataclass(slots=True)
@@ -447,8 +450,8 @@ class _Command:
     def remember_end(self, execution_id: str, attempt_id: str, ended: str, seconds: float) -> None:
         """An execution that has ended stays ended."""
         before = self.past(execution_id)
-        if ended == "execution":
-            self.remember(execution_id, _OVER, seconds)
+        if ended in _FOR_GOOD:
+            self.remember(execution_id, _Past(over=True, retried=ended == "retried"), seconds)
         elif ended == "replaced" and not before.over:
             self.remember(execution_id, _Past(over=True, replaced=True), seconds)
         elif not before.over:
@@ -1204,7 +1207,7 @@ class _Acquire(_Command):
         if past.over:
             self.withdraw(self.me)  # its parked message has no purpose any more
         if past.over or self.claim.attempt_id in past.attempts:
-            return Ended(replaced=past.replaced)
+            return Ended(past.replaced, past.retried)
         other = self._other_attempt()
         if other is None:
             return self._refusal_of_a_late_copy()
@@ -1779,7 +1782,7 @@ def _takes_back(place: _Place, attempt_id: str, ended: str) -> bool:
     if attempt_id == KEPT and place.awaited:
         return True
     parked_it = place.claim.attempt_id == attempt_id and not place.arrived
-    return (parked_it and ended not in ("killed", "parked")) or ended == "execution"
+    return (parked_it and ended not in ("killed", "parked")) or ended in _FOR_GOOD
 
 
 def _open_burst(lock: _Lock) -> _Place | None:

@@ -189,7 +189,7 @@ class _HeldMarker(HeldBeside):
         """No other attempt of this execution, and no copy of its message, gets the marker again."""
         engine, before = self.call.engine, self.lease.state
         if self.lease.may_hold:
-            engine.release(self.lease, ended=True)
+            engine.release(self.lease, ended="execution")
         if before not in _HAD:
             marker.drop(engine, self.call.marker.name, self.call.execution_id, ended=True)
 
@@ -242,7 +242,7 @@ class _HeldMarker(HeldBeside):
         is_over = not self.task.acks_late or isinstance(error, Exception | None)
         is_over = is_over and not comes_again and not self.replaced
         had = self.lease.state in _HAD
-        release(engine, self.lease, ended=is_over and to is None)
+        release(engine, self.lease, "execution" if is_over and to is None else "")
         if is_over and not had:
             with suppress(RelockError):  # what its sender, or its parking, has kept for it
                 end_unexecuted(engine, [self.call.marker.name], own)

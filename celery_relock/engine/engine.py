@@ -256,13 +256,13 @@ class Engine:
         ask = partial(self.backend.acquire, lease.claim, seconds, self.inbox.name)
         return ask() if step is Step.ASK_AGAIN else self._ask(lease, ask, queue=seconds > 0)
 
-    def release(self, lease: Lease, *, ended: bool = False, given_up: State | None = None) -> bool:
+    def release(self, lease: Lease, *, ended: EndedAs = "", given_up: State | None = None) -> bool:
         """Release what the lease has, or leave the hold to its successor. May be called in any
         state, and repeatedly.
 
         Args:
-            ended: the execution is over, so a late copy of its message is told so for `remember`
-                seconds.
+            ended: "execution" or "retried" if the execution is over: a late copy of its message is
+                told so for `remember` seconds.
             given_up: what `Lease.give_up` has returned, if that was called already.
 
         Returns:
@@ -281,7 +281,7 @@ class Engine:
                 return True
             keepalive.discard(lease)
             doubtful = lease.repeated or before is State.ASKED
-            what: EndedAs = "execution" if ended else "attempt" if doubtful else ""
+            what: EndedAs = ended or ("attempt" if doubtful else "")
             had = self._release(lease, what, self.remember if ended else REMEMBER_ATTEMPT)
         except BaseException:
             # Perhaps released, perhaps not: nothing renews the lease, and the caller may try again.

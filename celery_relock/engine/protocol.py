@@ -212,9 +212,10 @@ class OtherAttempt(NamedTuple):
 
 class Ended(NamedTuple):
     """The execution has ended already; this is a late copy of its message. Or it was `replaced`
-    before it had begun, and will not begin."""
+    before it had begun, and will not begin. `retried`: it has sent its retry, which goes on."""
 
     replaced: bool = False
+    retried: bool = False
 
 
 #: For how many seconds an execution that has ended is remembered. An app may say otherwise.
@@ -373,13 +374,14 @@ class Debounce(NamedTuple):
 #:
 #:     ""         nothing
 #:     execution  a late copy of its message is told so
+#:     retried    the same, and that it has sent its retry
 #:     attempt    this attempt alone: a late copy of its command is refused
 #:     killed     the same, as its process died: a message that it has parked stays where it is, and
 #:                nothing is left to its execution any more
 #:     parked     the same, as it has parked its message, which stays where it is
 #:     replaced   the execution, as another one takes its place before it has begun (`lock_dedup`);
 #:                remembered only if it had something to release
-EndedAs: TypeAlias = Literal["", "execution", "attempt", "killed", "parked", "replaced"]
+EndedAs: TypeAlias = Literal["", "execution", "retried", "attempt", "killed", "parked", "replaced"]
 
 
 class Release(NamedTuple):

@@ -28,6 +28,7 @@ from ..worker.conflict import Attempt, lease_of, obtain, release
 from ..worker.delivery import afterwards
 from ..worker.ending import (
     end_unexecuted,
+    ended_as,
     is_acknowledged,
     is_autoretried,
     is_requeued,
@@ -163,7 +164,8 @@ class _HeldLine(HeldBeside):
         over = is_fine and is_acknowledged(self.task, error)
         header = header_of(self.message)
         comes_again = to is not None and to.execution_id == header.execution_id
-        release(self.engine, self.lease, ended=over and not comes_again and self.header.own)
+        ended = ended_as(self.message) if over and not comes_again and self.header.own else ""
+        release(self.engine, self.lease, ended)
         if is_fine and not over and not is_requeued(self.task, error) and to is None:
             # Its message is rejected. If the broker brings it back, it is to run, and comes late.
             with suppress(RelockError):

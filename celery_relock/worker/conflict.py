@@ -20,8 +20,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
-from celery.exceptions import Retry, SoftTimeLimitExceeded
-from celery.states import FAILURE, READY_STATES, RETRY, STARTED
+from celery.exceptions import SoftTimeLimitExceeded
+from celery.states import FAILURE, READY_STATES, STARTED
 
 from ..engine import ids, reentrancy
 from ..engine.engine import Engine
@@ -41,6 +41,7 @@ from ..engine.protocol import (
     Conflict,
     Deadlocked,
     Ended,
+    EndedAs,
     Full,
     Held,
     OtherAttempt,
@@ -71,7 +72,6 @@ from .states import (
     Late,
     SentAgain,
     Waits,
-    retries_told,
     show_blocked,
     show_retry,
     stored,
@@ -259,7 +259,7 @@ def _decide(attempt: Attempt, answer: Conflict | OtherAttempt | Ended | Deadlock
     after all; None if the lock is to be asked for once more."""
     message, options = attempt.message, attempt.options
     if isinstance(answer, Ended):
-        _claim_anew(attempt)
+        _claim_anew(attempt, answer)
         return None
     if isinstance(answer, Deadlocked):
         raise deadlock(attempt, answer)
@@ -452,7 +452,7 @@ def _stay(attempt: Attempt, wait: float | None) -> Held:
     """
     lease = attempt.lease
     while isinstance(answer := attempt.engine.acquire(lease, wait), Ended):
-        _claim_anew(attempt)
+        _claim_anew(attempt, answer)
     if isinstance(answer, Held):
         return answer
     if isinstance(answer, Deadlocked):
@@ -498,7 +498,7 @@ def _is_called_by_the_worker() -> bool:
     return running_request() is None and consumes_here()
 
 
-def _claim_anew(attempt: Attempt) -> None:
+def _claim_anew(attempt: Attempt, ended: Ended) -> None:
     """This is a late copy of a message whose execution has ended. If it has to run all the same, it
     claims the locks as an execution of its own.
 
@@ -508,10 +508,10 @@ def _claim_anew(attempt: Attempt) -> None:
     lease, message, task = attempt.lease, attempt.message, attempt.task
     # The same id for all late copies, so that they are copies of one another, too.
     again = again_of(lease.claim.execution_id)
-    if message is None or not _has_to_run(task, message):
+    if message is None or ended.retried or not _has_to_run(task, message):
         if task.acks_late:
             # One that had to run may be parked by that id, for its turn (`lock_order`) or for the
-            # lock: meanwhile a retry has brought the result. Nobody else would end its place.
+            # lock: the result has come meanwhile. Nobody else would end its place.
             with suppress(RelockError):
                 attempt.engine.parking.withdraw(again)
         raise Late("is a late copy of an execution that has ended")
@@ -563,24 +563,9 @@ def _has_to_run(task: Any, message: Any) -> bool:
         if found["status"] in READY_STATES:
             # Not of the execution that has ended, or its message was rejected all the same.
             return found["status"] == FAILURE and not is_acknowledged(task, found["result"])
-        if found["status"] == RETRY and _has_sent_its_retry(message, found["result"]):
-            return False
-        if retries_told(found) > message.retries:
-            return False  # its retry waits, or has begun
         if time.monotonic() >= delivery.stored_by:
             return True
         time.sleep(0.1)
-
-
-def _has_sent_its_retry(message: Any, error: object) -> bool:
-    """Whether the state RETRY, stored with this error, is that of the body which has ended, and not
-    of a delivery before."""
-    if isinstance(error, Retry):
-        return False  # Celery has cancelled it: the connection to the broker was lost
-    if not header_of(message).attempts:
-        return not message.retries  # else it can be that of the attempt before
-    # The deliveries before stored BLOCKED, or RETRY because of the lock.
-    return not isinstance(error, RelockError)
 
 
 def pause_for(message: Any, options: LockOptions) -> float | None:
@@ -619,7 +604,7 @@ def pause_before(attempt: int) -> float:
     return ids.chance.uniform(longest / 2, longest)
 
 
-def release(engine: Engine, lease: Lease, *, ended: bool) -> None:
+def release(engine: Engine, lease: Lease, ended: EndedAs = "") -> None:
     """Release a lease. A failure is logged, as the task's own outcome stands."""
     # Also of an acquire that was not answered: a frozen server may still execute it.
     held = lease.state in (State.HELD, State.LOST)
@@ -653,7 +638,7 @@ def release(engine: Engine, lease: Lease, *, ended: bool) -> None:
         raise
 
 
-def _release_again(engine: Engine, lease: Lease, ended: bool, held: bool) -> None:
+def _release_again(engine: Engine, lease: Lease, ended: EndedAs, held: bool) -> None:
     engine.release(lease, ended=ended)
     if held:
         is_left = lease.successor is not None and not lease.cools

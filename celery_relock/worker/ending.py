@@ -6,8 +6,10 @@ it.
     is_autoretried     whether a retry of its error takes its place
     is_retried         whether any retry does
     is_over            as is_acknowledged, where a retry may still be sent; then its end comes later
+    ended_as           what its copies are told
     remember_for       for how long its end is remembered
     remember_unlocked  the same where it ends, or begins its body, without its locks
+    call_off           it has ended without its locks
     end_unexecuted     what is kept for one that has ended, or will not come, is released
     keep_only          of its locks it leaves some to what comes, and releases the others
     withdraw_later     the message of one that was parked
@@ -147,15 +149,25 @@ def remember_unlocked(attempt: Attempt, error: Exception | None) -> float | None
     return None if is_last else MAY_COME
 
 
+def ended_as(message: Any | None) -> EndedAs:
+    """As what the end of a message's execution is remembered; "" for not at all: that of an id that
+    was made from the task id, as a task that is sent again on purpose with that id would be taken
+    for a late copy."""
+    if message is None or not header_of(message).own:
+        return ""
+    delivery = known_delivery(message)
+    return "execution" if delivery is None or delivery.retry is None else "retried"
+
+
 def call_off(attempt: Attempt) -> None:
-    """The execution ends here: a message of it that is still on its way is a late copy."""
-    engine, claim = attempt.engine, attempt.lease.claim
-    if attempt.message is None or not header_of(attempt.message).own:
-        return  # an id made from the task id is not remembered
-    try:
-        end_unexecuted(engine, claim.names, claim.execution_id)
-    except RelockError as failure:
-        logger.warning("%s may run though it has failed: %s", claim.label, failure)
+    """The execution has ended, without its locks or before Celery has sent its retry: what of it is
+    on its way is a late copy."""
+    engine, claim, ended = attempt.engine, attempt.lease.claim, ended_as(attempt.message)
+    if ended:
+        try:
+            end_unexecuted(engine, claim.names, claim.execution_id, ended=ended)
+        except RelockError as failure:
+            logger.warning("%s may run though it has ended: %s", claim.label, failure)
 
 
 def locks_of(
@@ -182,6 +194,7 @@ def end_unexecuted(
     execution_id: str,
     remember: float | None = None,
     *,
+    ended: EndedAs = "execution",
     is_left: bool = False,
 ) -> None:
     """Release what is kept for an execution that will not come: now, or as soon as Redis can be
@@ -190,6 +203,8 @@ def end_unexecuted(
     Args:
         remember: for how many seconds copies of it are told that it has ended; by default the
             engine's. With `MAY_COME` none are, and it may come all the same.
+        ended: as what it has ended; also where it was kept: the hold may not have been left to it
+            yet.
         is_left: what is kept for it is a hold, which who has sent it leaves to it, perhaps later.
 
     Raises:
@@ -198,7 +213,7 @@ def end_unexecuted(
     if not names:
         return
     kept, of = kept_for(engine.backend, execution_id, *names), (engine, names, execution_id)
-    engine.later.try_now(partial(_end_unexecuted, *of, remember, is_left), kept)
+    engine.later.try_now(partial(_end_unexecuted, *of, remember, ended, is_left), kept)
 
 
 def _end_unexecuted(
@@ -206,11 +221,11 @@ def _end_unexecuted(
     names: Sequence[str],
     execution_id: str,
     remember: float | None,
+    ended: EndedAs,
     is_left: bool,
 ) -> None:
     remember = engine.remember if remember is None else remember
-    # As an execution that has ended: the hold may not have been left to it yet.
-    ended: EndedAs = "execution" if remember else ""
+    ended = ended if remember else ""
     if is_left and not remember:
         # Nor is one left to what was killed, and that can come again.
         ended, remember = "killed", REMEMBER_ATTEMPT

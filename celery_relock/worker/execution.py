@@ -36,6 +36,7 @@ from ..engine import ids, reentrancy
 from ..engine.hold import Body, Hold, MakeHold, Share
 from ..engine.interrupt import Interruption
 from ..engine.lease import Lease, State
+from ..engine.protocol import EndedAs
 from ..errors import LockUnavailable, RelockError
 from ..naming.names import Misfit, bind
 from ..order import worker as order
@@ -325,9 +326,10 @@ class Execution:
             # Parked, or sent again: nothing is to be done, and no call begins here at which a
             # signal's exception could make a failure of it.
             if lease.state is not State.NEW:
-                # An id made from the task id must not be remembered: a task that is sent again on
-                # purpose with that id would be taken for a late copy.
-                ended = over and self.header is not None and self.header.own
+                # As `ended_as` says it, here without a call.
+                is_told = over and self.header is not None and self.header.own
+                has_retried = self.delivery is not None and self.delivery.retry is not None
+                ended: EndedAs = "" if not is_told else "retried" if has_retried else "execution"
                 is_left = False
                 try:
                     if to_retry is not None and to_retry.open:
@@ -337,12 +339,12 @@ class Execution:
                         is_left = True  # released at the end of the workflow
                     else:
                         reentrancy.pop(lease)
-                        release(engine, lease, ended=ended)
+                        release(engine, lease, ended)
                 finally:
                     # The rule in `delivery`.
                     if not is_left and lease.state in (State.HELD, State.LOST):
                         reentrancy.pop(lease)
-                        release(engine, lease, ended=ended)
+                        release(engine, lease, ended)
 
     def note_end(self, error: Exception | None) -> None:
         """It is over, as far as `run` knows: what is left of it where it has not asked is cleared

@@ -25,6 +25,7 @@ from .conflict import Attempt, obtain, release
 from .delivery import Delivery, Retried, afterwards, delivery_of
 from .ending import (
     end_unexecuted,
+    ended_as,
     is_acknowledged,
     is_retried,
     keep_only,
@@ -82,8 +83,7 @@ class LeftToRetry:
         delivery = delivery_of(message)
         if delivery.retry is not None:
             self.leave(delivery.retry)
-        over = is_acknowledged(task, error)
-        release(engine, lease, ended=over and header_of(message).own)
+        release(engine, lease, ended_as(message) if is_acknowledged(task, error) else "")
 
 
 def obtain_kept(attempt: Attempt) -> Held | None:

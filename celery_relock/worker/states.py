@@ -227,18 +227,9 @@ def show_blocked(task: Any, message: Any, conflict: LockConflict, answer: Any) -
     _store(task, message, BLOCKED, meta)
 
 
-def retries_told(found: Mapping[str, Any]) -> int:
-    """The number of the retry that has stored a state BLOCKED or STARTED; 0 if that is not told."""
-    told = found["result"] if found["status"] in (BLOCKED, STARTED) else None
-    count = told.get("retries") if isinstance(told, Mapping) else 0
-    return count if isinstance(count, int) else 0
-
-
 def _store(task: Any, message: Any, state: str, meta: dict[str, Any]) -> None:
     if ignores_result(task, message):
         return
-    if message.retries:
-        meta["retries"] = message.retries
     with events.only_logged("Cannot store the state %s of %s", state, message.id):
         if _is_aborted(task, message.id):
             return  # by this state its body finds out

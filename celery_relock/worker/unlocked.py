@@ -26,7 +26,7 @@ from ..errors import RelockError
 from . import leftovers
 from .conflict import release
 from .delivery import afterwards
-from .ending import is_acknowledged
+from .ending import ended_as, is_acknowledged
 from .message import HEADER, header_of, parse
 from .states import Late
 
@@ -68,7 +68,7 @@ def alone(task: Any, message: Any) -> Iterator[None]:
     finally:
         over = isinstance(error, Exception | None) and is_acknowledged(task, error)
         # When its result is stored: until then a copy may have to run.
-        afterwards(partial(release, engine, lease, ended=over and header.own))
+        afterwards(partial(release, engine, lease, ended_as(message) if over else ""))
 
 
 def _discarded(sender: Any = None, message: Any = None, **_: Any) -> None:

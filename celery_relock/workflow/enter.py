@@ -162,7 +162,7 @@ def _acquire(task: Any, message: Any, spec: Mapping[str, Any]) -> None:
             end_waiting(attempt, None)
     finally:
         if not steps.owns(message, lease):
-            release(engine, lease, ended=False)
+            release(engine, lease)
 
 
 @contextmanager
@@ -188,7 +188,7 @@ def held(app: Any, spec: Mapping[str, Any]) -> Iterator[None]:
             yield
     finally:
         reentrancy.pop(lease)
-        release(engine, lease, ended=False)
+        release(engine, lease)
 
 
 def _options(app: Any, spec: Mapping[str, Any]) -> LockOptions:

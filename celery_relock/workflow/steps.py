@@ -36,7 +36,7 @@ from ..errors import LockConfigError, LockConflict, LockLost, RelockError
 from ..options import LockOptions
 from ..worker.conflict import Attempt, lease_of, obtain, release
 from ..worker.delivery import afterwards, delivery_of, known_delivery
-from ..worker.ending import end_unexecuted, is_acknowledged, is_requeued
+from ..worker.ending import end_unexecuted, ended_as, is_acknowledged, is_requeued
 from ..worker.message import (
     CANVASES,
     has_begun,
@@ -288,7 +288,7 @@ def _acquire_all(task: Any, message: Any) -> None:
         try:
             _acquire(task, hold, options)
         except BaseException:
-            release(hold.engine, hold.lease, ended=False)
+            release(hold.engine, hold.lease)
             raise
 
 
@@ -365,7 +365,7 @@ def _tell_lost(task: Any, hold: StepHold, fences: tuple[int, ...]) -> LockLost:
 
 def _leave_all(message: Any, *, again: bool = False) -> None:
     """Leave each hold to its successors; release those without any."""
-    delivery, own = delivery_of(message), header_of(message).own
+    delivery = delivery_of(message)
     for hold in reversed(delivery.holds):
         lease = hold.lease
         if again:  # the same message, as the same execution
@@ -373,7 +373,8 @@ def _leave_all(message: Any, *, again: bool = False) -> None:
         reentrancy.pop(lease)
         lease.successor = hold.successor()
         comes_again = lease.claim.execution_id in hold.successors
-        release(hold.engine, lease, ended=own and hold.acknowledged and not comes_again)
+        over = hold.acknowledged and not comes_again
+        release(hold.engine, lease, ended_as(message) if over else "")
     # Only now: what a signal's exception keeps from being released is released after the message.
     delivery.holds = ()
 
@@ -423,7 +424,7 @@ def _take_over(running: Any) -> None:
             reentrancy.push(hold.lease)
             begin(hold)
         else:
-            release(hold.engine, hold.lease, ended=False)
+            release(hold.engine, hold.lease)
 
 
 def on_published(headers: Any, header: Any) -> None:

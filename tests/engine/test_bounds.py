@@ -19,7 +19,7 @@ def test_an_end_is_remembered_as_long_as_the_app_says(
     process = runs()
     process.engine.configure(remember=100.0, most_parked=(1, 1))
     lease = process.held("a")
-    assert process.engine.release(lease, ended=True)
+    assert process.engine.release(lease, ended="execution")
     left = client.pttl(f"{namespace}:{{0}}:d:{lease.claim.execution_id}")
     assert 90_000 < left <= 100_000
 

@@ -19,7 +19,7 @@ here = engine()
 taken = held(here, "a", execution_id="run-1", seconds={lease})
 say("held")
 input()
-here.release(taken, ended=True)
+here.release(taken, ended="execution")
 say("gone")
 input()
 """
@@ -57,7 +57,7 @@ def test_a_duplicate_that_waits_is_told_so_when_the_first_attempt_ends_cleanly(
     copy = two.lease("a", execution_id="run-1", lease=1.0)
     waiter = threading.Thread(target=lambda: answers.append(two.engine.acquire(copy, 30.0)))
     waiter.start()
-    assert one.engine.release(first, ended=True)
+    assert one.engine.release(first, ended="execution")
     waiter.join(30)
     assert answers == [Ended()]
     assert two.release(copy)
@@ -68,7 +68,7 @@ def test_a_duplicate_acquires_after_a_first_attempt_that_shall_run_again(
 ) -> None:
     one, two = runs(), runs()
     first = one.held("a", execution_id="run-1")
-    assert one.engine.release(first, ended=False)
+    assert one.engine.release(first)
     second = two.held("a", execution_id="run-1")
     assert second.fences > first.fences
     two.release(second)

@@ -129,7 +129,7 @@ def test_the_end_of_an_execution_is_remembered_for_as_long_as_asked(desk):
 
 @pytest.mark.parametrize("names", [("a",), ("a", "b")])
 @pytest.mark.parametrize("queued", [False, True])
-@pytest.mark.parametrize("ended", ["execution", "attempt"])
+@pytest.mark.parametrize("ended", ["execution", "retried", "attempt"])
 def test_an_end_is_remembered_whichever_way_the_lock_is_released(desk, ended, queued, names):
     desk.fence("r1", names=names)
     if queued:
@@ -137,14 +137,14 @@ def test_an_end_is_remembered_whichever_way_the_lock_is_released(desk, ended, qu
 
     assert released(desk, "r1", ended=ended, names=names) == ["RELEASED"]
     assert not any(desk.holders(name) for name in names)
-    assert desk.acquire("r1", names=names) == Ended()
+    assert desk.acquire("r1", names=names) == Ended(retried=ended == "retried")
 
 
-@pytest.mark.parametrize("ended", ["execution", "attempt"])
+@pytest.mark.parametrize("ended", ["execution", "retried", "attempt"])
 def test_an_end_is_remembered_even_when_nothing_was_held(desk, ended):
     assert released(desk, "r1", ended=ended) == ["GONE"]
     assert 59_000 < desk.client.pttl(f"{desk.keys.prefix(0)}d:r1") <= 60_000
-    assert desk.acquire("r1") == Ended()
+    assert desk.acquire("r1") == Ended(retried=ended == "retried")
 
 
 def test_nothing_is_remembered_unless_asked(desk):
@@ -154,12 +154,13 @@ def test_nothing_is_remembered_unless_asked(desk):
     assert isinstance(desk.acquire("r1"), Held)
 
 
-def test_an_execution_that_ended_stays_so_when_an_old_attempt_ends_after_it(desk):
+@pytest.mark.parametrize("ended", ["execution", "retried"])
+def test_an_execution_that_ended_stays_so_when_an_old_attempt_ends_after_it(desk, ended):
     desk.fence("r1", "n2")
-    desk.release("r1", "n2", ended="execution")
+    desk.release("r1", "n2", ended=ended)
     desk.release("r1", "n1", ended="attempt", remember=1.0)
 
-    assert desk.acquire("r1", "n3") == Ended()
+    assert desk.acquire("r1", "n3") == Ended(retried=ended == "retried")
     assert desk.client.pttl(f"{desk.keys.prefix(0)}d:r1") > 50_000
 
 

@@ -147,7 +147,7 @@ class History:
         if not (holds := self.short.holds(name)):
             return
         run = self.random.choice(list(holds))
-        ended = self.random.choice([""] * 6 + ["execution", "attempt"])
+        ended = self.random.choice([""] * 6 + ["execution", "retried", "attempt"])
         self.release(run, holds[run][2], name, ended, self.spicy())
 
     def leave(self) -> None:

@@ -509,50 +509,49 @@ def test_a_call_from_a_sender_without_this_library_that_waits_for_the_lock_is_fo
     assert numbers(began(worker, account, 2)) == [1, 2]
 
 
-def first_retry(worker, task, *args, **header):
-    """The message of a call's first retry, as often as it is to come. When its body has ended with
-    another retry, a state of the body's own does not tell whose it is: a copy may be owed."""
-    return Message(worker, task, *args, retries=1, **header)
-
-
 @ON_REDIS
 def test_a_message_that_was_parked_and_has_to_wait_for_its_turn_again_waits(worker, m, account):
     m.careful.delay(account, 1, "slow")
     began(worker, account, 1)
     name = f"account:{account}"  # of its place, which it took when it first came
     again = {"parked_at": LINE + name, "attempts": 1, "order": (name, 0)}
-    first_retry(worker, m.careful, account, 2, **again).deliver()
+    Message(worker, m.careful, account, 2, **again).deliver()
     waits(m, account)
     worker.journal.add(f"free {account}")
     assert numbers(began(worker, account, 2)) == [1, 2]
 
 
 @ON_REDIS
-def test_a_late_copy_that_waits_for_its_turn_until_the_next_retry_has_ended_holds_up_nobody(
+def test_a_late_copy_that_waits_for_its_turn_until_the_result_is_stored_holds_up_nobody(
     worker, m, account
 ):
-    retry = first_retry(worker, m.careful, account, 1, "again: retry, slow")
-    retry.deliver()
+    """It waits for the result, but not for so long: then it has to run, as far as it knows."""
+    call = Message(worker, m.careful, account, 1, "stored late")
+    call.deliver()
+    worker.journal.wait_for("storing", account=account)
+    m.careful.delay(account, 2, "slow")
     began(worker, account, 2)
-    retry.deliver()
+    call.deliver()
     waits(m, account)
+    worker.journal.add(f"store {account}")
+    assert call.result.get(timeout=20) == 1
     worker.journal.add(f"free {account}")
-    m.careful.delay(account, 2)
-    assert numbers(began(worker, account, 3)) == [1, 1, 2]
+    m.careful.delay(account, 3)
+    assert numbers(began(worker, account, 3)) == [1, 2, 3]
 
 
 @ON_REDIS
-def test_a_late_copy_that_waits_for_the_lock_until_the_next_retry_has_ended_holds_up_nobody(
+def test_a_late_copy_that_waits_for_the_lock_until_the_result_is_stored_holds_up_nobody(
     worker, m, account
 ):
-    retry = first_retry(worker, m.careful_and_lets_pass, account, 1, "again: retry elsewhere")
-    retry.deliver()
-    began(worker, f"{account}-else", 1)
+    call = Message(worker, m.careful, account, 1, "stored late")
+    call.deliver()
+    worker.journal.wait_for("storing", account=account)
     with held_by_another(worker, account):
-        retry.deliver()
+        call.deliver()
         waits(m, account, kind="")
-        worker.journal.add(f"free {account}-else")
-        assert m.app.AsyncResult(retry.id).get(timeout=20) == 1
+        worker.journal.add(f"store {account}")
+        assert call.result.get(timeout=20) == 1
     m.careful.delay(account, 2)
     assert numbers(began(worker, account, 2)) == [1, 2]
 

@@ -221,7 +221,7 @@ class TwoBackends(Beside):
         self.acquire(run, names or parked[run], how, "o", **more)
 
     @somebody_holds
-    @rule(pick=picks, ended=st.sampled_from(["", "execution"]), twice=twice)
+    @rule(pick=picks, ended=st.sampled_from(["", "execution", "retried"]), twice=twice)
     def release(self, pick: int, ended: str, twice: bool) -> None:
         run, (attempt, names) = self._taken(self.held, pick)
         self._give_up(run, attempt, names, ended or "attempt" * (attempt in self.doubtful), twice)
@@ -289,7 +289,7 @@ class TwoBackends(Beside):
         self._send(run, lambda desk: desk.backend.renew([renewal]), twice)
         self._look()
 
-    @rule(run=marked, ended=st.sampled_from(["execution", "replaced"]), twice=twice)
+    @rule(run=marked, ended=st.sampled_from(["execution", "retried", "replaced"]), twice=twice)
     def unmark(self, run: str, ended: str, twice: bool) -> None:
         """A call is not sent; or another one is sent in its place, also when it has come."""
         if run in snapshot.read(self.desks[0], (MARKER,))[MARKER].lapsed:
@@ -499,10 +499,11 @@ class TwoBackends(Beside):
             desk.take_messages(back.messages)
             return back.had
 
-        if ended == "execution":
+        over = ended in ("execution", "retried")
+        if over:
             self.parked.discard(run)
         had = self._send(run, release, twice)
-        if ended == "execution" or (ended == "replaced" and had):
+        if over or (ended == "replaced" and had):
             self.over.add(run)
 
     def _lapse(self, run: str, attempt: str) -> None:

@@ -248,13 +248,36 @@ def test_a_retry_that_died_before_its_result_was_stored_is_done_again(worker, me
     assert twin.result.get() == "run 3"
 
 
-@pytest.mark.parametrize(("retries", "attempts"), [(0, 0), (0, 1), (1, 1)])
-@pytest.mark.parametrize("name", ["retries_acked_late", "autoretries_unacknowledged"])
+RETRIES = [
+    "retries_acked_late",
+    "retries_for_a_conflict_of_its_own",
+    "retries_in_its_order",
+    "autoretries_unacknowledged",
+]
+
+
+@pytest.mark.parametrize(("retries", "attempts"), [(0, 0), (0, 1), (1, 0), (1, 1)])
+@pytest.mark.parametrize("name", RETRIES)
 def test_a_copy_of_an_execution_that_has_sent_its_retry_is_discarded(
     worker, message, client, name, retries, attempts
 ):
-    """Also if its message was parked before, and resumed twice."""
+    """Also if its message was parked before, and resumed twice, or is a retry itself."""
     twin = message(name, retries=retries, attempts=attempts)
+    a_copy_comes_after_the_retry_was_sent(worker, twin, client)
+    assert len(twin.permits()) == 2
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+@pytest.mark.parametrize("name", ["retries_with_its_lock", "retries_with_the_lock_of_its_workflow"])
+def test_so_is_one_of_an_execution_that_has_left_its_lock_to_its_retry(
+    worker, message, client, name, retries
+):
+    twin = message(name, retries=retries)
+    a_copy_comes_after_the_retry_was_sent(worker, twin, client)
+    assert len(twin.events("inside")) == 2
+
+
+def a_copy_comes_after_the_retry_was_sent(worker, twin, client):
     twin.let_go()
     twin.deliver()
     wait_for(lambda: twin.result.state == "RETRY")
@@ -264,7 +287,6 @@ def test_a_copy_of_an_execution_that_has_sent_its_retry_is_discarded(
     over = twin.states(3)
     assert sorted(over) == ["IGNORED", "RETRY", "SUCCESS"]
     assert twin.result.get(timeout=20) == "run 2"
-    assert len(twin.permits()) == 2
 
 
 @pytest.mark.parametrize("retry", ["waits", "runs"])

@@ -550,7 +550,7 @@ def _answer(claim: Claim, reply: list[Any], repeated: bool, sent: float) -> Answ
     if tag == b"DEADLOCK":
         return Deadlocked(tuple(map(as_text, reply[1:])), repeated)
     if tag == b"ENDED":
-        return Ended(replaced=len(reply) > 1)
+        return Ended(reply[1:] == [b"replaced"], reply[1:] == [b"retried"])
     # Never to be taken for the end of an execution: its message would be dropped.
     raise LockConfigError(f"Redis gave an answer that this version does not know: {reply!r:.200}")
 

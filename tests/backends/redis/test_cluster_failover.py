@@ -193,7 +193,7 @@ def test_what_is_parked_is_resumed_by_the_new_master(
 
     wait_for(sent, timeout=20, what="the message")
     again = two.held("a", execution_id=parked.claim.execution_id)
-    assert two.engine.release(again, ended=True)
+    assert two.engine.release(again, ended="execution")
 
     def nothing_is_left() -> bool:
         # In a second it would look again where a node has not learned of the new master yet.

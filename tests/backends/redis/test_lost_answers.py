@@ -407,7 +407,7 @@ def test_the_end_of_an_execution_is_remembered_though_the_answer_was_lost(
     near, far = both
     lease = near.held("a", execution_id="run-1")
     proxy.lose_reply(of="release")
-    assert near.engine.release(lease, ended=True)
+    assert near.engine.release(lease, ended="execution")
     assert far.engine.acquire(far.lease("a", execution_id="run-1")) == Ended()
 
 

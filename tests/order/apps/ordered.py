@@ -24,26 +24,27 @@ app = make_app(
 journal = Journal.from_env()
 
 
-def will_be_slow(self, how, tries):
-    """Before it says that it has begun: a copy that comes then is judged by the stored state."""
-    is_slow = how.startswith("slow") or (how == "retry, slow" and self.request.retries >= tries)
-    if is_slow:
-        self.update_state(state="PROGRESS")  # which does not tell of which retry it is
-    return is_slow
+class StoredLate:
+    """A result that is long in being stored: its call has left the line and the lock by then."""
+
+    def __init__(self, account, number):
+        self.account, self.number = account, number
+
+    def __json__(self):
+        journal.add("storing", account=self.account)
+        journal.wait_for(f"store {self.account}", 30)
+        return self.number
 
 
 def work(self, account, number, how):
     """Says that it runs, and ends in the way that the call wants."""
     told = {"account": account, "number": number, "retries": self.request.retries}
-    tries = 2 if how.startswith("again: ") else 1
-    how = how.removeprefix("again: ")
-    is_slow = will_be_slow(self, how, tries)
     journal.add("began", in_order=self.lock.in_order, id=self.request.id, **told)
-    if is_slow:
+    if how.startswith("slow") or (how == "retry, slow" and self.request.retries):
         journal.wait_for(f"free {account}", 30)
-    if how == "retry, slow" and self.request.retries < tries:
+    if how == "retry, slow" and self.request.retries < 1:
         raise self.retry(countdown=0)
-    if how == "retry elsewhere" and self.request.retries < tries:
+    if how == "retry elsewhere" and self.request.retries < 1:
         raise self.retry(args=(f"{account}-else", number, "slow"), countdown=0)
     if how == "slow retry" and self.request.retries < 1:
         raise self.retry(countdown=1)
@@ -58,7 +59,7 @@ def work(self, account, number, how):
     if how.endswith("fail") and self.request.retries < 1:
         raise ConnectionError("not this time")
     journal.add("ended", **told)
-    return number
+    return StoredLate(account, number) if how == "stored late" else number
 
 
 def ordered(**options):
@@ -142,11 +143,6 @@ def retries_outside(self, account, number, how=""):
 
 @ordered(lock_order_retry="end")
 def lets_pass(self, account, number, how=""):
-    return work(self, account, number, how)
-
-
-@ordered(lock_order_retry="end", acks_late=True, reject_on_worker_lost=True)
-def careful_and_lets_pass(self, account, number, how=""):
     return work(self, account, number, how)
 
 

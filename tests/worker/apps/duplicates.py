@@ -10,6 +10,7 @@ from celery.exceptions import Ignore, Reject
 from celery.signals import task_failure, task_postrun
 
 from celery_relock import LockedTask
+from celery_relock.errors import LockConflict
 from tests.support import Journal, make_app
 from tests.support.permits import holding
 
@@ -90,12 +91,36 @@ def fails_and_tracks_or_comes_back(self, account):
     raise ValueError(work(self, account))
 
 
-@app.task(base=LockedTask, bind=True, lock_key=KEY, **ACKS_LATE)
-def retries_acked_late(self, account):
+def retries_once(self: Any, account: str, **how: Any) -> str:
     result = work(self, account)
     if len(runs(account)) == 1:
-        raise self.retry(countdown=3)
+        raise self.retry(countdown=3, **how)
     return result
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, **ACKS_LATE)
+def retries_acked_late(self, account):
+    return retries_once(self, account)
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, **ACKS_LATE)
+def retries_for_a_conflict_of_its_own(self, account):
+    return retries_once(self, account, exc=LockConflict("another lock is held"))
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, **ACKS_LATE, lock_keep_on_retry=True)
+def retries_with_its_lock(self, account):
+    return retries_once(self, account)
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, **ACKS_LATE, lock_hold="workflow")
+def retries_with_the_lock_of_its_workflow(self, account):
+    return retries_once(self, account)
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, **ACKS_LATE, lock_order="sent")
+def retries_in_its_order(self, account):
+    return retries_once(self, account)
 
 
 @app.task(base=LockedTask, bind=True, lock_key=KEY, **ACKS_LATE)
