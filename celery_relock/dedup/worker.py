@@ -23,7 +23,7 @@ from ..engine.protocol import Answer, Ended, HoldInfo, Successor
 from ..errors import LockUnavailable, RelockError
 from ..worker.beside import HeldBeside
 from ..worker.conflict import release
-from ..worker.ending import end_unexecuted, is_requeued, locks_of, withdraw_later
+from ..worker.ending import end_unexecuted, is_requeued, locks_of, remember_for, withdraw_later
 from ..worker.message import QUEUED, header_of
 from ..worker.states import Late, SentAgain, Waits, end_dropped, show_revoked
 from . import client, marker
@@ -88,9 +88,17 @@ def _call(execution: Execution) -> MarkedCall:
 
 
 def _swallow(call: MarkedCall, message: Any, there: Found) -> Any:
+    """It ends here, before it has asked for its locks: when its message comes once more, the other
+    call may be over."""
     client.tell(call, there)
-    if call.options.on_duplicate == "raise":
-        raise client.error_for(call, there)
+    raises, header = call.options.on_duplicate == "raise", header_of(message)
+    error = client.error_for(call, there) if raises else None
+    if header.own:
+        remember = remember_for(call.task, error)
+        with suppress(RelockError):
+            end_unexecuted(call.engine, call.names, header.execution_id, remember)
+    if error is not None:
+        raise error
     return end_dropped(call.task, message, client.dropped(call, there))
 
 

@@ -79,6 +79,7 @@ class Lease:
         due: when the keep-alive thread next looks after the lease.
         repeated: a command that acquires may have been sent more than once, so a copy of it may
             still come, and acquire the lock for nobody.
+        unheld: the last answer that did not grant the claim; None if there was none.
         renews: False lets the hold end by itself.
         on_lost: each is called once when the hold is lost, from whatever thread finds out; the
             last that was added first.
@@ -103,7 +104,7 @@ class Lease:
         "deadline", "due", "fences", "for_any_thread", "held_since", "holder", "inbox", "listen_at",
         "lost_by", "of_workflow", "on_lost", "pid", "put_off_since", "reentered",
         "reliers", "renewed", "renews", "repeated", "state", "successor", "thread", "unbroken",
-        "waiter_lease", "waits_since", "work",
+        "unheld", "waiter_lease", "waits_since", "work",
     )  # fmt: skip
 
     def __init__(self, claim: Claim, backend: Backend, inbox: Inbox | None = None) -> None:
@@ -119,6 +120,7 @@ class Lease:
         self.fences: tuple[int, ...] = ()
         self.reentered: tuple[bool, ...] = ()
         self.repeated = False
+        self.unheld: Answer | Parked | Full | None = None
         self.for_any_thread = False
         self.of_workflow = False
         self.unbroken = True
@@ -281,6 +283,7 @@ class Lease:
             self.fences, self.reentered = answer.fences, answer.reentered
             with _guard.lock:
                 return self.state is State.ASKED and self._hold(answer.sent or sent)
+        self.unheld = answer
         if isinstance(answer, Queued):
             self.reentered = (False,) * len(self.claim.names)
             with _guard.lock:

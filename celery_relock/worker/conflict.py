@@ -4,7 +4,7 @@ From top to bottom:
 
     lease_of     what is asked for
     obtain       acquire, or wait, block, retry, drop, raise; what to do without Redis
-    end_waiting  what waits does not run later
+    _end         it ends without them, for whatever reason
     _decide      what the answer and the task's policy make of it: one function for each
     _claim_anew  a late copy of an execution that has ended: whether it runs all the same
     pause_for    how long to wait, and until the next try
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.states import FAILURE, READY_STATES, STARTED
@@ -63,11 +63,12 @@ from ..options import POLICIES, WAITS, LockOptions
 from . import cooldown
 from .consumer import consumes_here
 from .delivery import delivery_of
-from .ending import call_off, is_acknowledged, remember_unlocked, withdraw_later
+from .ending import end_unlocked, is_acknowledged, is_over, remember_unlocked, withdraw_later
 from .events import show
 from .message import Header, header_of, inside, keep_header, running_request, seconds_to, work_for
 from .parking import park_request, send_again
 from .states import (
+    Aside,
     Dropped,
     Late,
     SentAgain,
@@ -127,7 +128,7 @@ def obtain(attempt: Attempt) -> Held | None:
 
     Returns:
         What was acquired; None if it is to go on without these locks: if its body is next,
-        `end_waiting` is to be called.
+        `begins_unlocked` is to be called.
 
     Raises:
         LockConflict: somebody else holds a lock, and the policy is to raise, or the time to wait is
@@ -137,6 +138,8 @@ def obtain(attempt: Attempt) -> Held | None:
         Waits: the message is parked, or is a copy of one that lives elsewhere.
         Late: it is a copy of one that has ended.
         LockUnavailable, LockConfigError: from the backend.
+
+    With another error than those by which it is set aside (`Aside`, `SentAgain`) it has ended.
     """
     task, engine, lease, _, message, _ = attempt
     if lease.put_off_since and message is not None and _has_failed(task, message):
@@ -159,9 +162,14 @@ def obtain(attempt: Attempt) -> Held | None:
             # Neither Redis nor the broker can be reached: the execution stays in its slot, or it
             # would be lost.
             time.sleep(pause)
-    except (SoftTimeLimitExceeded, LockConfigError) as error:
-        # The task fails with this error, so it must not run later.
-        end_waiting(attempt, error)
+    except (Aside, SentAgain):
+        raise
+    except Exception as error:
+        try:
+            _end(attempt, error)
+        except SoftTimeLimitExceeded:
+            _end(attempt, error)  # the rule in `delivery`
+            raise
         raise
 
 
@@ -207,7 +215,6 @@ def _without_redis(attempt: Attempt, error: LockUnavailable) -> float | None:
         how = f"it RUNS WITHOUT ITS LOCK (lock_on_unavailable='run'): {error}"
         attempt.lease.tell("unprotected", how)
         return None
-    end_waiting(attempt, error)
     if policy == "raise":
         what_to_do = 'To run the task later instead, set lock_on_unavailable="retry"'
         raise LockUnavailable(f"{error.reason}. {what_to_do}", error.name) from error
@@ -230,28 +237,29 @@ def _has_failed(task: Any, message: Any) -> bool:
     return is_told and is_acknowledged(task, error)
 
 
-def end_waiting(attempt: Attempt, error: Exception | None) -> None:
-    """The execution ends here, or its body begins without its lock: what is parked of it must not
-    run later.
-
-    Whether it is parked cannot be known while Redis cannot be reached.
-    """
-    if attempt.message is not None and attempt.lease.state is not State.HELD:
-        claim, remember = attempt.lease.claim, remember_unlocked(attempt, error)
+def begins_unlocked(attempt: Attempt) -> None:
+    """The body begins without these locks: what is parked for them does not run later."""
+    if attempt.message is not None:
+        claim, remember = attempt.lease.claim, remember_unlocked(attempt, None)
         # It may come again before this is done, and be parked then.
         of = claim.attempt_id if remember == MAY_COME else ""
         withdraw_later(attempt.engine, claim.execution_id, remember, of)
 
 
-def _refuse(attempt: Attempt, answer: Conflict | OtherAttempt, error: Exception) -> NoReturn:
-    """End an execution without its lock; one that was parked is withdrawn, also where it was parked
-    for another lock than it asks for now (a deploy)."""
-    message = attempt.message
-    was_parked = message is not None and header_of(message).parked_at
-    if isinstance(answer, Conflict) and (answer.parked or was_parked):
-        of = attempt.lease.claim.execution_id, remember_unlocked(attempt, error)
-        attempt.engine.parking.withdraw(*of)
-    raise error
+def _end(attempt: Attempt, error: Exception) -> None:
+    """The execution ends with an error, without these locks."""
+    message, lease, over = attempt.message, attempt.lease, False
+    if message is None:
+        return
+    # The end of a copy is not that of the execution, which lives.
+    if not isinstance(lease.unheld, OtherAttempt):
+        over = isinstance(error, Dropped) or is_over(attempt, error)
+    is_silent = lease.state is State.ASKED  # then it is not known whether it is parked
+    was_parked = isinstance(lease.unheld, Conflict) and lease.unheld.parked
+    # Also for another lock than it asks for now (a deploy).
+    is_parked = is_silent or was_parked or bool(header_of(message).parked_at)
+    is_parked = is_parked and lease.state is not State.HELD
+    end_unlocked(attempt, over, is_parked=is_parked, here=not is_silent)
 
 
 def _decide(attempt: Attempt, answer: Conflict | OtherAttempt | Ended | Deadlocked) -> Held | None:
@@ -286,8 +294,8 @@ def _decide(attempt: Attempt, answer: Conflict | OtherAttempt | Ended | Deadlock
         return _send_again(attempt, answer, error)
     if policy == "drop":
         attempt.lease.tell("dropped", error.reason)
-        _refuse(attempt, answer, Dropped(error))
-    _refuse(attempt, answer, error)
+        raise Dropped(error)
+    raise error
 
 
 def _patience_in_slot(options: LockOptions, left: float | None) -> float:
@@ -386,7 +394,7 @@ def _park(
     if isinstance(found, Full):
         raise LockConflict(f"{describe_full(found)}; {error.reason}", *error.args[1:])
     if isinstance(found, Deadlocked):
-        _refuse(attempt, answer, deadlock(attempt, found))
+        raise deadlock(attempt, found)
     if isinstance(found, Parked):
         raise Waits(f"parked: {error.reason}")
     return None
@@ -413,10 +421,10 @@ def _send_again(attempt: Attempt, answer: Conflict | OtherAttempt, error: LockCo
     message = attempt.message
     if isinstance(answer, Conflict) and _own_share(answer):
         # It would be in its own way each time.
-        _refuse(attempt, answer, deadlock(attempt, Deadlocked((answer.name,))))
+        raise deadlock(attempt, Deadlocked((answer.name,)))
     pause = pause_for(message, attempt.options)
     if pause is None:
-        _refuse(attempt, answer, error)
+        raise error
     _try_later(attempt, pause, error)
     return _stay(attempt, seconds_left(message, attempt.options))
 
@@ -427,13 +435,7 @@ def _try_later(attempt: Attempt, pause: float, error: RelockError) -> None:
     requests = show_retry(attempt.task, attempt.message, error)
     # Before it is sent: a time limit that strikes from then on would let it fail, and run later.
     sent = SentAgain(f"{error}; again in {pause:.1f} s", exc=error, when=pause)
-    try:
-        again = send_again(attempt.task, attempt.message, pause)
-    except SoftTimeLimitExceeded as limit:
-        if is_acknowledged(attempt.task, limit):
-            call_off(attempt)
-        raise
-    if again:
+    if send_again(attempt.task, attempt.message, pause):
         for each in requests:
             each.ignore_result = True
         lease, header = attempt.lease, header_of(attempt.message)
@@ -459,7 +461,7 @@ def _stay(attempt: Attempt, wait: float | None) -> Held:
         raise deadlock(attempt, answer)
     error = _conflict_error(attempt, answer)
     lease.tell("conflict", error.reason, policy="block" if lease.waits_since else "raise")
-    _refuse(attempt, answer, error)
+    raise error
 
 
 def _conflict_error(attempt: Attempt, answer: Conflict | OtherAttempt) -> LockConflict:

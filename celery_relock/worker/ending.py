@@ -9,7 +9,7 @@ it.
     ended_as           what its copies are told
     remember_for       for how long its end is remembered
     remember_unlocked  the same where it ends, or begins its body, without its locks
-    call_off           it has ended without its locks
+    end_unlocked       it ends without its locks
     end_unexecuted     what is kept for one that has ended, or will not come, is released
     keep_only          of its locks it leaves some to what comes, and releases the others
     withdraw_later     the message of one that was parked
@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, Any
 from celery.exceptions import Ignore, Reject, Retry, TimeLimitExceeded, WorkerLostError
 
 from ..declaration import declaration
-from ..engine.crash import FORGET, kept_for
+from ..engine.crash import FORGET, Entry, kept_for
 from ..engine.engine import Engine
 from ..engine.events import logger
 from ..engine.lease import Lease
-from ..engine.protocol import KEPT, MAY_COME, REMEMBER_ATTEMPT, EndedAs, Release
+from ..engine.protocol import KEPT, MAY_COME, REMEMBER_ATTEMPT, Claim, EndedAs, Release
 from ..errors import RelockError
 from ..naming.names import Misfit
 from ..options import LockOptions
@@ -134,7 +134,7 @@ def is_over(attempt: Attempt, error: Exception) -> bool:
     """
     task, message = attempt.task, attempt.message
     if task.acks_late and message is not None and is_autoretried(task, error):
-        afterwards(lambda: call_off(attempt) if is_acknowledged(task, error) else None)
+        afterwards(lambda: end_unlocked(attempt, True) if is_acknowledged(task, error) else None)
         return False
     return is_acknowledged(task, error)
 
@@ -159,15 +159,43 @@ def ended_as(message: Any | None) -> EndedAs:
     return "execution" if delivery is None or delivery.retry is None else "retried"
 
 
-def call_off(attempt: Attempt) -> None:
-    """The execution has ended, without its locks or before Celery has sent its retry: what of it is
-    on its way is a late copy."""
-    engine, claim, ended = attempt.engine, attempt.lease.claim, ended_as(attempt.message)
+def end_unlocked(
+    attempt: Attempt, over: bool, *, is_parked: bool = False, here: bool = True
+) -> None:
+    """An execution ends without its locks, or before Celery has sent its retry: no message of it
+    runs later that is parked, on its way, or delivered once more.
+
+    Args:
+        over: whether its message is acknowledged for good; else that may come again, and run then.
+        is_parked: whether its message may be parked.
+        here: False if Redis can be silent: then this is done in another thread.
+    """
+    engine, claim = attempt.engine, attempt.lease.claim
+    ended, remember = ended_as(attempt.message) if over else "", None if over else MAY_COME
+    if not (ended or is_parked):
+        return
+    # It may come again before this is done, and be parked then.
+    of = "" if over or here else claim.attempt_id
+    leave = partial(_leave, engine, claim, ended, (remember, of) if is_parked else None)
+    kept = _kept_parked(engine, claim.execution_id, remember, of)
+    if not here:
+        engine.later.add(leave, kept)
+        return
+    try:
+        engine.later.try_now(leave, kept)
+    except RelockError as failure:
+        logger.warning("%s may run though it has ended: %s", claim.label, failure)
+
+
+def _leave(
+    engine: Engine, claim: Claim, ended: EndedAs, withdraw: tuple[float | None, str] | None
+) -> None:
+    # By this it leaves its place at these locks, too.
     if ended:
-        try:
-            end_unexecuted(engine, claim.names, claim.execution_id, ended=ended)
-        except RelockError as failure:
-            logger.warning("%s may run though it has ended: %s", claim.label, failure)
+        of = claim.names, claim.execution_id, KEPT
+        engine.parking.release(Release(*of, ended, engine.remember))
+    if withdraw is not None:
+        engine.parking.withdraw(claim.execution_id, *withdraw)
 
 
 def locks_of(
@@ -194,7 +222,6 @@ def end_unexecuted(
     execution_id: str,
     remember: float | None = None,
     *,
-    ended: EndedAs = "execution",
     is_left: bool = False,
 ) -> None:
     """Release what is kept for an execution that will not come: now, or as soon as Redis can be
@@ -203,8 +230,6 @@ def end_unexecuted(
     Args:
         remember: for how many seconds copies of it are told that it has ended; by default the
             engine's. With `MAY_COME` none are, and it may come all the same.
-        ended: as what it has ended; also where it was kept: the hold may not have been left to it
-            yet.
         is_left: what is kept for it is a hold, which who has sent it leaves to it, perhaps later.
 
     Raises:
@@ -213,7 +238,7 @@ def end_unexecuted(
     if not names:
         return
     kept, of = kept_for(engine.backend, execution_id, *names), (engine, names, execution_id)
-    engine.later.try_now(partial(_end_unexecuted, *of, remember, ended, is_left), kept)
+    engine.later.try_now(partial(_end_unexecuted, *of, remember, is_left), kept)
 
 
 def _end_unexecuted(
@@ -221,11 +246,11 @@ def _end_unexecuted(
     names: Sequence[str],
     execution_id: str,
     remember: float | None,
-    ended: EndedAs,
     is_left: bool,
 ) -> None:
     remember = engine.remember if remember is None else remember
-    ended = ended if remember else ""
+    # As an execution that has ended: the hold may not have been left to it yet.
+    ended: EndedAs = "execution" if remember else ""
     if is_left and not remember:
         # Nor is one left to what was killed, and that can come again.
         ended, remember = "killed", REMEMBER_ATTEMPT
@@ -247,8 +272,14 @@ def withdraw_later(
 ) -> None:
     """Take a message out of its queues for good; not here, as Redis can be silent. `remember` as
     for `Parking.withdraw`. `attempt_id`: of whom, if the message may come again, see `Backend`."""
+    withdraw = partial(engine.parking.withdraw, execution_id, remember, attempt_id)
+    engine.later.add(withdraw, _kept_parked(engine, execution_id, remember, attempt_id))
+
+
+def _kept_parked(
+    engine: Engine, execution_id: str, remember: float | None, attempt_id: str
+) -> Entry:
     kept = kept_for(engine.backend, execution_id)
     if remember == MAY_COME:
         kept = kept._replace(keep=FORGET, attempt_id=attempt_id or KEPT)
-    withdraw = partial(engine.parking.withdraw, execution_id, remember, attempt_id)
-    engine.later.add(withdraw, kept)
+    return kept

@@ -43,7 +43,7 @@ from ..order import worker as order
 from ..workflow import steps
 from . import company, cooldown, leftovers, retry, unlocked
 from . import events as worker_events
-from .conflict import Attempt, end_waiting, lease_of, obtain, release
+from .conflict import Attempt, begins_unlocked, lease_of, obtain, release
 from .delivery import DELIVERY, Delivery, delivery_of, finish, to_finish
 from .ending import is_acknowledged, is_over, puts_back, remember_for
 from .message import (
@@ -296,7 +296,7 @@ class Execution:
             kept = self.header is not None and self.header.kept
             held = (retry.obtain_kept if kept else obtain)(attempt)
             if held is None:  # lock_on_unavailable="run"
-                end_waiting(attempt, None)
+                begins_unlocked(attempt)
                 make_hold: MakeHold = partial(Hold, lease.claim.owner, shares, unbroken=unbroken)
             else:
                 reentrancy.push(lease)

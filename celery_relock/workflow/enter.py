@@ -21,7 +21,7 @@ from ..errors import LockConfigError
 from ..options import CALL_OPTIONS, LockOptions
 from ..settings import read_by_tasks
 from ..task import LockedTask
-from ..worker.conflict import Attempt, end_waiting, lease_of, obtain, release
+from ..worker.conflict import Attempt, begins_unlocked, lease_of, obtain, release
 from ..worker.message import ENTER, header_of, owner_of, take_options
 from ..worker.states import Dropped, end_dropped, show_started
 from . import steps
@@ -159,7 +159,7 @@ def _acquire(task: Any, message: Any, spec: Mapping[str, Any]) -> None:
             lock = steps.WorkflowLock.of(spec["id"], lease, options)
             steps.begin(steps.StepHold(lock, engine, lease, message))
         else:  # lock_on_unavailable="run"
-            end_waiting(attempt, None)
+            begins_unlocked(attempt)
     finally:
         if not steps.owns(message, lease):
             release(engine, lease)

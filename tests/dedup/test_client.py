@@ -22,6 +22,7 @@ from celery_relock.dedup import marker
 from celery_relock.engine.protocol import LINE, Conflict
 from celery_relock.errors import DuplicateTask, LockConfigError, LockLost, LockUnavailable
 from tests.support import leftovers, wait_for
+from tests.support.messages import Message
 from tests.support.parked import engine_here, lock_of, wait_until_parked
 
 DAY = 86_400.0
@@ -333,6 +334,23 @@ def test_a_call_by_name_fails_where_duplicates_are_errors(m, account):
         by_name.get(timeout=20)
     assert caught.value.task_id == first.id
     assert first.get(timeout=20) == first.id
+
+
+@pytest.mark.parametrize(("name", "told"), [("drops", "SUCCESS"), ("raises", "FAILURE")])
+def test_a_copy_of_a_call_by_name_that_was_a_duplicate_does_not_run_when_the_other_is_over(
+    worker, m, slow, name, told
+):
+    twin = Message(worker, getattr(m, name), slow)
+    first = twin.task.delay(slow)
+    _began(worker, slow)
+    twin.deliver()
+    wait_for(lambda: twin.result.state == told)
+    _free(worker, slow)
+    assert first.get(timeout=20) == first.id
+    twin.deliver()
+    worker.wait_for_log(rf"{twin.id}\] is a late copy")
+    assert twin.result.state == told
+    assert [event["id"] for event in _of(worker, slow, "began")] == [first.id]
 
 
 def test_a_call_by_name_counts_once_it_runs_or_is_parked(worker, m, slow):

@@ -53,11 +53,12 @@ class Message:
         if with_header:
             self._sent.headers["relock"] = {"v": 2, "execution_id": self.execution_id, **header}
 
-    def deliver(self) -> None:
+    def deliver(self, **headers: Any) -> None:
+        """Deliver it, with other headers of Celery's than before if they are given."""
         with self.app.producer_pool.acquire() as producer:
             producer.publish(
                 self._sent.body,
-                headers=dict(self._sent.headers),
+                headers={**self._sent.headers, **headers},
                 routing_key=self.app.conf.task_default_queue,
                 serializer="json",
                 **self._sent.properties,

@@ -35,7 +35,8 @@ def message(worker):
     made = []
 
     def make(name, **options):
-        made.append(Message(worker, getattr(worker.module, name), **options))
+        task = getattr(worker.module, name) if isinstance(name, str) else name
+        made.append(Message(worker, task, **options))
         return made[-1]
 
     yield make
@@ -188,6 +189,88 @@ def test_a_message_that_was_not_acknowledged_runs_each_time_a_redrive_brings_it_
 
     assert dead.result.get(timeout=20) == "run 3"
     assert len(dead.permits()) == 3
+
+
+# The ways in which a task of the app is refused its lock, if that is held.
+REFUSED = [
+    *("raises", "drops", "blocks", "waits", "retries"),
+    *("is one too many", "waits in its order", "is misled"),
+]
+
+
+def refuse(worker, twin, how="raises"):
+    """Let an execution end without its lock, which is free then."""
+    twin.let_go()
+    told = ["SUCCESS" if how == "drops" else "FAILURE"]
+    with lock_of(worker, twin.lock):
+        if how == "is one too many":
+            Message(worker, worker.module.works, twin.account).deliver()
+            wait_until_parked(worker, twin.lock)
+            told.append("SUCCESS")
+        twin.deliver()
+        wait_for(lambda: told[0] in [each["state"] for each in twin.events("over")])
+    wait_for(lambda: {*told} <= {each["state"] for each in twin.events("over")})
+    return told[0]
+
+
+def ran(twin):
+    return twin.execution_id in [each["header"]["execution_id"] for each in twin.events("inside")]
+
+
+@pytest.mark.parametrize("acks", ["early", "late"])
+@pytest.mark.parametrize("how", REFUSED)
+def test_a_copy_of_an_execution_that_was_refused_its_lock_is_discarded(worker, message, how, acks):
+    """What its caller was told stays true."""
+    twin = message(worker.module.may_be_refused[acks][how])
+    told = refuse(worker, twin, how)
+    ends = len(twin.events("over"))
+    assert twin.result.state == told
+    twin.deliver()
+    assert twin.states(ends + 1)[-1] == "IGNORED"
+    assert twin.result.state == told
+    assert not ran(twin)
+
+
+def test_the_end_of_a_copy_is_not_that_of_the_execution_which_lives(worker, message):
+    twin = message("works_or_stays_in_its_slot")
+    twin.deliver()
+    (first,) = twin.events("inside", count=1)
+    twin.deliver(timelimit=(None, 1))
+    assert twin.states(1) == ["FAILURE"], "the time limit strikes while the copy waits"
+    worker.kill(signal.SIGKILL, pid=first.pid)
+    twin.let_go()
+    twin.deliver()
+    assert twin.states(2) == ["FAILURE", "SUCCESS"]
+
+
+def test_a_message_that_was_refused_its_lock_and_rejected_runs_when_a_redrive_brings_it_back(
+    worker, message, client
+):
+    dead = message("is_refused_unacknowledged")
+    refuse(worker, dead)
+    wait_until_settled(dead, client)
+    dead.deliver()
+    assert dead.states(2) == ["FAILURE", "SUCCESS"]
+
+
+def test_a_task_that_was_refused_its_lock_and_is_sent_again_with_the_same_id_runs(worker, message):
+    """By a process without the library: it cannot be told from a copy."""
+    twin = message("works_or_raises", with_header=False)
+    refuse(worker, twin)
+    twin.deliver()
+    assert twin.states(2) == ["FAILURE", "SUCCESS"]
+
+
+def test_a_copy_of_an_execution_whose_conflict_is_retried_is_discarded(worker, message, client):
+    twin = message("retries_its_conflict")
+    twin.let_go()
+    with lock_of(worker, twin.lock):
+        twin.deliver()
+        twin.events("over", count=1)
+        end = f"{worker.namespace}:*:d:{twin.execution_id}"
+        wait_for(lambda: client.keys(end), what="its end to be remembered")
+    twin.deliver()
+    assert twin.states(3) == ["RETRY", "IGNORED", "SUCCESS"]
 
 
 def test_an_execution_that_died_before_its_result_was_stored_is_done_again(worker, message):

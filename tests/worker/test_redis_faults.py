@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
 import pytest
 
-from celery_relock.errors import LockConfigError, LockUnavailable
+from celery_relock.errors import LockConfigError, LockConflict, LockUnavailable, RelockError
 from tests.support import wait_for
+from tests.support.messages import Message
 from tests.support.parked import lock_of, state_of, wait_until_parked, wait_until_requeued
 
 
@@ -56,6 +58,42 @@ def test_down_at_acquire_raises_and_the_body_does_not_run(worker, account, down)
         result.get(timeout=20)
     assert time.monotonic() - started < 15
     assert not worker.journal.events("inside", account=account)
+
+
+def _copy_is_discarded(worker, locks, twin):
+    """As soon as Redis can be told that the execution has ended."""
+    memory = f"*:d:{twin.execution_id}"
+    wait_for(lambda: list(locks.client().scan_iter(match=memory)), what="its end to be remembered")
+    twin.deliver()
+    worker.wait_for_log(rf"{twin.id}\] is a late copy")
+    assert not worker.journal.events("inside", account=twin.account)
+
+
+def test_a_copy_of_what_failed_while_redis_was_down_is_discarded(worker, locks, down):
+    twin = Message(worker, worker.module.raises)
+    twin.deliver()
+    with pytest.raises(LockUnavailable):
+        twin.result.get(timeout=20)
+    down()
+    _copy_is_discarded(worker, locks, twin)
+
+
+def test_what_is_refused_its_lock_as_redis_goes_down_fails_with_its_conflict(worker, locks):
+    twin = Message(worker, worker.module.is_refused)
+    lock = lock_of(worker, twin.lock)
+    assert lock.acquire()
+    twin.deliver()
+    worker.journal.wait_for("asked", account=twin.account)
+    locks.kill()
+    try:
+        twin.let_go()
+        with pytest.raises(LockConflict):
+            twin.result.get(timeout=30)
+    finally:
+        locks.restart(keep_data=False)
+    with suppress(RelockError):
+        lock.release()
+    _copy_is_discarded(worker, locks, twin)
 
 
 def test_down_at_acquire_with_retry_comes_back_until_redis_does(worker, account, down):

@@ -13,6 +13,7 @@ from celery_relock import LockedTask
 from celery_relock.errors import LockConflict
 from tests.support import Journal, make_app
 from tests.support.permits import holding
+from tests.support.without_broker import WithoutABroker
 
 KEY = "account:{account}"
 ACKS_LATE = {"acks_late": True, "reject_on_worker_lost": True}
@@ -44,6 +45,11 @@ def works(self, account):
 
 @app.task(base=LockedTask, bind=True, lock_key=KEY, lock_ttl=4.0, lock_on_conflict="raise")
 def works_or_raises(self, account):
+    return work(self, account)
+
+
+@app.task(base=WithoutABroker, bind=True, lock_key=KEY, lock_ttl=4.0, lock_on_conflict="raise")
+def works_or_stays_in_its_slot(self, account):
     return work(self, account)
 
 
@@ -172,6 +178,45 @@ def autoretries_unacknowledged(self, account):
 @app.task(base=LockedTask, lock_key=KEY, retry_kwargs={"max_retries": 0}, **AUTORETRIED)
 def autoretries_in_vain_unacknowledged(self, account):
     return twice_for_nothing(self, account, ValueError("not now"))
+
+
+# A task with each is refused its lock, if that is held.
+REFUSED = {
+    "raises": {"lock_on_conflict": "raise"},
+    "drops": {"lock_on_conflict": "drop"},
+    "blocks": {"lock_on_conflict": "block", "lock_max_wait": 0.3},
+    "waits": {"lock_on_conflict": "wait", "lock_max_wait": 0.3},
+    "retries": {"lock_on_conflict": "retry", "lock_max_wait": 0.3},
+    "is one too many": {"lock_max_parked": 1},
+    "waits in its order": {"lock_order": "sent", "lock_max_wait": 0.3},
+    "is misled": {"lock_on_conflict": lambda conflict: "somewhere"},
+}
+
+
+def refused(**options: Any) -> Any:
+    name = str(options.pop("name"))
+
+    @app.task(base=LockedTask, bind=True, lock_key=KEY, name=name, **options)
+    def task(self: Any, account: str) -> str:
+        return work(self, account)
+
+    return task
+
+
+may_be_refused = {
+    acks: {
+        how: refused(name=f"{how}, acked {acks}", **kinds, **also) for how, kinds in REFUSED.items()
+    }
+    for acks, also in (("early", {}), ("late", ACKS_LATE))
+}
+IN_VAIN = {"lock_on_conflict": "raise", "acks_late": True, "acks_on_failure_or_timeout": False}
+is_refused_unacknowledged = refused(name="is_refused_unacknowledged", **IN_VAIN)
+retries_its_conflict = refused(
+    name="retries_its_conflict",
+    **IN_VAIN,
+    autoretry_for=(LockConflict,),
+    retry_kwargs={"countdown": 3, "max_retries": 1},
+)
 
 
 class KeepsWhoStoresIt:

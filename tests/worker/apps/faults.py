@@ -33,6 +33,18 @@ def raises(self, account):
     return work(self, account)
 
 
+def raises_in_the_end(conflict):
+    account = conflict.name.partition(":")[2]
+    journal.add("asked", account=account)
+    journal.wait_for(f"free {account}", 30)
+    return "raise"
+
+
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_on_conflict=raises_in_the_end)
+def is_refused(self, account):
+    return work(self, account)
+
+
 @app.task(
     base=LockedTask, bind=True, lock_key=KEY, acks_late=True, acks_on_failure_or_timeout=False
 )
