@@ -48,6 +48,8 @@ class Delivery:
         stored_by: of a late copy, until when, by the monotonic clock, to wait for the result of
             the execution that it is a copy of; 0 before.
         retry: that was sent. One that no broker took was not.
+        ended: with `acks_late`, the attempt whose end is remembered, if no retry had been sent by
+            then; else None.
         to_retry: fields of the header of a retry that is sent now: what goes on to it beside the
             locks (`beside`).
         left_to_retry: what goes on to it of the locks (`retry.LeftToRetry`).
@@ -64,6 +66,7 @@ class Delivery:
     was_blocked: bool = False
     stored_by: float = 0.0
     retry: Retried | None = None
+    ended: Any = None
     to_retry: dict[str, list[Any]] = field(default_factory=dict)
     left_to_retry: Any = None
     end_cooldown: Callable[[], None] | None = None

@@ -44,8 +44,8 @@ from ..workflow import steps
 from . import company, cooldown, leftovers, retry, unlocked
 from . import events as worker_events
 from .conflict import Attempt, begins_unlocked, lease_of, obtain, release
-from .delivery import DELIVERY, Delivery, delivery_of, finish, to_finish
-from .ending import is_acknowledged, is_over, puts_back, remember_for
+from .delivery import DELIVERY, Delivery, delivery_of, finish, known_delivery, to_finish
+from .ending import end_unlocked, is_acknowledged, is_over, puts_back, remember_for
 from .message import (
     ENTER,
     Header,
@@ -133,6 +133,7 @@ class Execution:
         names, limits, owner: what this call asks for; limits by name.
         unasked: which leftovers nobody has taken charge of yet. If it ends now, they are in the way
             of others, and are cleared away.
+        ended: the attempt whose end is remembered, if no retry had been sent by then; None before.
         make_hold: makes what `self.lock` shows; None before there is a hold.
     """
 
@@ -159,6 +160,7 @@ class Execution:
         self.limits: Mapping[str, int] = {}
         self.owner = ""
         self.unasked = leftovers.ALL
+        self.ended: Attempt | None = None
         self.make_hold: MakeHold | None = None
 
     def begin(self) -> Header | None:
@@ -326,10 +328,11 @@ class Execution:
             # Parked, or sent again: nothing is to be done, and no call begins here at which a
             # signal's exception could make a failure of it.
             if lease.state is not State.NEW:
-                # As `ended_as` says it, here without a call.
+                # As `ended_as` says it, but without a call.
                 is_told = over and self.header is not None and self.header.own
                 has_retried = self.delivery is not None and self.delivery.retry is not None
                 ended: EndedAs = "" if not is_told else "retried" if has_retried else "execution"
+                self.ended = attempt if ended == "execution" else None
                 is_left = False
                 try:
                     if to_retry is not None and to_retry.open:
@@ -352,7 +355,8 @@ class Execution:
         if self.message is None:
             return
         if self.task.acks_late:
-            delivery_of(self.message).over = is_acknowledged(self.task, error)
+            delivery = delivery_of(self.message)
+            delivery.over, delivery.ended = is_acknowledged(self.task, error), self.ended
         if self.unasked and header_of(self.message).has_any_leftovers:
             of, remember = (self.message, self.task), remember_for(self.task, error)
             app = self.task.app
@@ -463,8 +467,14 @@ def _unreached(task: Any, request: Any, error: BaseException | None, state: str 
 def _retried(request: Any = None, **_: Any) -> None:
     """Celery has stored that a retry was sent: only now is that let go, see `is_retried`."""
     running = running_request()
-    if to_finish.stack and running is not None and running.id == request.id:
+    if running is None or running.id != request.id:
+        return
+    if to_finish.stack:
         finish()
+    delivery = known_delivery(running)
+    if delivery is not None and delivery.retry is not None and delivery.ended is not None:
+        # By a class's own `__call__`, say, when the body had ended.
+        end_unlocked(delivery.ended, over=True)
 
 
 def _failed(

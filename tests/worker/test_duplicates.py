@@ -333,6 +333,7 @@ def test_a_retry_that_died_before_its_result_was_stored_is_done_again(worker, me
 
 RETRIES = [
     "retries_acked_late",
+    "retries_after_its_body",
     "retries_for_a_conflict_of_its_own",
     "retries_in_its_order",
     "autoretries_unacknowledged",
@@ -367,6 +368,8 @@ def a_copy_comes_after_the_retry_was_sent(worker, twin, client):
     end = f"{worker.namespace}:*:d:{twin.execution_id}"
     wait_for(lambda: client.keys(end), what="its end to be remembered")
     twin.deliver()
+    twin.events("over", count=2)
+    assert state_of(worker, twin.lock).parked == 0, "it waits, as one that has to run"
     over = twin.states(3)
     assert sorted(over) == ["IGNORED", "RETRY", "SUCCESS"]
     assert twin.result.get(timeout=20) == "run 2"

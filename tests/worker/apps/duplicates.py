@@ -109,6 +109,23 @@ def retries_acked_late(self, account):
     return retries_once(self, account)
 
 
+class RetriesOutside(LockedTask):
+    """Sends its retry when its body has ended."""
+
+    abstract = True
+
+    def __call__(self, account: str) -> Any:
+        result = super().__call__(account)
+        if len(runs(account)) == 1:
+            raise self.retry(countdown=3)
+        return result
+
+
+@app.task(base=RetriesOutside, bind=True, lock_key=KEY, **ACKS_LATE)
+def retries_after_its_body(self, account):
+    return work(self, account)
+
+
 @app.task(base=LockedTask, bind=True, lock_key=KEY, **ACKS_LATE)
 def retries_for_a_conflict_of_its_own(self, account):
     return retries_once(self, account, exc=LockConflict("another lock is held"))
