@@ -74,7 +74,7 @@ def test_the_traceback_of_a_locked_task_is_as_small_as_a_plain_one_s_and_ends_in
 
 def test_the_traceback_of_an_error_of_the_lock_says_where_it_was_raised(worker, account):
     with lock_of(worker, f"account:{account}"):
-        assert _failed(worker, "refused", account)["frames"][-2:] == ["run", "_refuse"]
+        assert _failed(worker, "refused", account)["frames"][-2:] == ["run", "_decide"]
 
 
 def test_a_task_with_options_of_a_lock_and_another_base_is_named_when_it_is_first_sent(
