@@ -25,7 +25,8 @@ local name = string.sub(first, string.len(prefix) + 3)
 
 -- The short way, as in acquire: one lock that nobody waits for. It does not check whether the lease has
 -- lapsed unseen: the holder's own clock does that.
-local over = ended == 'execution' and '*' or ended == 'retried' and '* retried'
+local asks = ended == 'unacknowledged'
+local over = (asks or ended == 'execution') and '*' or ended == 'retried' and '* retried'
 local alone = #keys == 3 and successors == '' and (ended == '' or over)
 local record = alone and redis.call('HGET', first, execution)
 local by = record and string.match(record, '^%d+ %d+ (%S+) ')
@@ -112,7 +113,8 @@ local function leave_queue(lock)
   local stays = ended == 'killed' or ended == 'parked'
   local parked_it = waiter and waiter.parked and not waiter.arrived and not stays
   local mine = waiter and waiter.attempt == attempt and (not waiter.parked or parked_it)
-  local leaves = mine or waiter and waiter.parked and over
+  local stays_to_ask = asks and waiter and not Queue.is_awaited(lock, execution, waiter)
+  local leaves = mine or waiter and waiter.parked and over and not stays_to_ask
   if not leaves and waiter and waiter.parked and attempt == Base.KEPT then
     leaves = Queue.is_awaited(lock, execution, waiter)
   end

@@ -110,7 +110,7 @@ class _Past:
 
 _NOTHING, _OVER, _REFUSED = _Past(), _Past(over=True), _Past(refused=True)
 # How an execution can have ended with a release, whatever it had; see `protocol.EndedAs`.
-_FOR_GOOD = ("execution", "retried")
+_FOR_GOOD = ("execution", "unacknowledged", "retried")
 
 
 @dataclass(slots=True)
@@ -1782,6 +1782,8 @@ def _takes_back(place: _Place, attempt_id: str, ended: str) -> bool:
     if attempt_id == KEPT and place.awaited:
         return True
     parked_it = place.claim.attempt_id == attempt_id and not place.arrived
+    if ended == "unacknowledged":
+        return parked_it or place.awaited is not None
     return (parked_it and ended not in ("killed", "parked")) or ended in _FOR_GOOD
 
 

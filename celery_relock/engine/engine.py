@@ -261,8 +261,8 @@ class Engine:
         state, and repeatedly.
 
         Args:
-            ended: "execution" or "retried" if the execution is over: a late copy of its message is
-                told so for `remember` seconds.
+            ended: "execution", "unacknowledged" or "retried" if the execution is over: a late copy
+                of its message is told so for `remember` seconds.
             given_up: what `Lease.give_up` has returned, if that was called already.
 
         Returns:

@@ -373,15 +373,19 @@ class Debounce(NamedTuple):
 #: What has ended with a release, and is remembered:
 #:
 #:     ""         nothing
-#:     execution  a late copy of its message is told so
-#:     retried    the same, and that it has sent its retry
+#:     execution  a late copy of its message is told so, and one that is parked is removed
+#:     unacknowledged  the same, but a parked copy asks: the process may end before the result is
+#:                stored, and no other message need be left
+#:     retried    as execution, and that it has sent its retry
 #:     attempt    this attempt alone: a late copy of its command is refused
 #:     killed     the same, as its process died: a message that it has parked stays where it is, and
 #:                nothing is left to its execution any more
 #:     parked     the same, as it has parked its message, which stays where it is
 #:     replaced   the execution, as another one takes its place before it has begun (`lock_dedup`);
 #:                remembered only if it had something to release
-EndedAs: TypeAlias = Literal["", "execution", "retried", "attempt", "killed", "parked", "replaced"]
+EndedAs: TypeAlias = Literal[
+    "", "execution", "unacknowledged", "retried", "attempt", "killed", "parked", "replaced"
+]
 
 
 class Release(NamedTuple):

@@ -164,7 +164,8 @@ class _HeldLine(HeldBeside):
         over = is_fine and is_acknowledged(self.task, error)
         header = header_of(self.message)
         comes_again = to is not None and to.execution_id == header.execution_id
-        ended = ended_as(self.message) if over and not comes_again and self.header.own else ""
+        is_over = over and not comes_again and self.header.own
+        ended = ended_as(self.message, self.task) if is_over else ""
         release(self.engine, self.lease, ended)
         if is_fine and not over and not is_requeued(self.task, error) and to is None:
             # Its message is rejected. If the broker brings it back, it is to run, and comes late.

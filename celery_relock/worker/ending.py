@@ -36,6 +36,7 @@ from ..naming.names import Misfit
 from ..options import LockOptions
 from .delivery import Delivery, afterwards, known_delivery
 from .message import header_of
+from .states import tells_no_state
 
 if TYPE_CHECKING:
     from .conflict import Attempt
@@ -149,14 +150,21 @@ def remember_unlocked(attempt: Attempt, error: Exception | None) -> float | None
     return None if is_last else MAY_COME
 
 
-def ended_as(message: Any | None) -> EndedAs:
+def ended_as(message: Any | None, task: Any = None) -> EndedAs:
     """As what the end of a message's execution is remembered; "" for not at all: that of an id that
     was made from the task id, as a task that is sent again on purpose with that id would be taken
-    for a late copy."""
+    for a late copy.
+
+    Args:
+        task: given where Celery may have yet to store its result. A copy asks for that, if it can.
+    """
     if message is None or not header_of(message).own:
         return ""
     delivery = known_delivery(message)
-    return "execution" if delivery is None or delivery.retry is None else "retried"
+    if delivery is not None and delivery.retry is not None:
+        return "retried"
+    asks = task is not None and task.acks_late and not tells_no_state(task, message)
+    return "unacknowledged" if asks else "execution"
 
 
 def end_unlocked(

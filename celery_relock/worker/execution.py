@@ -293,6 +293,9 @@ class Execution:
         # What a workflow holds goes on to the retry as to any other message of the workflow.
         is_kept = options.keep_on_retry and options.hold != "workflow" and message is not None
         to_retry = retry.LeftToRetry(attempt) if is_kept else None
+        # When the body has ended, a copy asks for the result, if it can.
+        asks = task.acks_late and message is not None and not tells_no_state(task, message)
+        well: EndedAs = "unacknowledged" if asks else "execution"
         over = False  # whether the message is acknowledged for good
         try:
             kept = self.header is not None and self.header.kept
@@ -331,8 +334,9 @@ class Execution:
                 # As `ended_as` says it, but without a call.
                 is_told = over and self.header is not None and self.header.own
                 has_retried = self.delivery is not None and self.delivery.retry is not None
-                ended: EndedAs = "" if not is_told else "retried" if has_retried else "execution"
-                self.ended = attempt if ended == "execution" else None
+                ended: EndedAs = "retried" if has_retried else well
+                ended = ended if is_told else ""
+                self.ended = attempt if ended == well else None
                 is_left = False
                 try:
                     if to_retry is not None and to_retry.open:

@@ -624,6 +624,24 @@ def test_a_copy_of_a_call_that_runs_goes_with_its_end(desk, line):
     assert isinstance(arrive(desk, "r1", "copy2"), Ended)
 
 
+def test_a_copy_of_a_call_that_has_run_asks_if_the_message_is_not_acknowledged(desk, line):
+    arrive(desk, "r1", again=True)
+    park(desk, "r2")
+    desk.park("r1", "copy", names=A, owner=owner("r1", True))
+    desk.release("r1", names=A, ended="unacknowledged")
+    assert desk.out() == ["r1"]
+    assert isinstance(arrive(desk, "r1", "copy2"), Ended)
+    assert desk.resume() == ["r2"]
+
+
+def test_a_call_that_has_run_leaves_its_place_though_its_message_is_not_acknowledged(desk, line):
+    arrive(desk, "r1", again=True)
+    park(desk, "r2")
+    desk.release("r1", names=A, ended="unacknowledged")
+    assert desk.out() == ["r2"]
+    assert desk.waiters(A[0]) == ["r2", "r3"]
+
+
 def leave_to(desk: Desk, run: str, successor: str, keep: float = 100.0, by: str = "n") -> list[str]:
     """It has run, or is parked for its lock: whose messages are resumed."""
     ended = {} if run == successor else {"ended": "execution", "remember": 9.0}

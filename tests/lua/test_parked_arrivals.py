@@ -163,6 +163,19 @@ def test_the_clean_end_of_an_execution_ends_the_copy_behind_it(sent):
     assert sent.waiters() == ["r3"]
 
 
+def test_the_end_of_an_execution_resumes_the_copy_behind_it_if_the_message_is_not_acknowledged(
+    sent,
+):
+    sent.fence("r2", "one")
+    sent.park("r2", "two")
+
+    sent.release("r2", "one", ended="unacknowledged")
+
+    assert sent.out() == ["r2"]
+    assert sent.acquire("r2", "three") == Ended()
+    assert sent.waiters() == ["r3"]
+
+
 @pytest.mark.parametrize("end", ["lapse", "force", "attempt"])
 def test_the_death_of_an_execution_resumes_the_copy_behind_it(sent, end):
     sent.fence("r2", "one")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 from celery.signals import task_failure, task_postrun, worker_init
 
 from celery_relock import LockedTask
 from celery_relock.engine.engine import Engine
+from celery_relock.signals import lock_released
 from tests.support import Journal, make_app
 from tests.support.permits import holding
 
@@ -32,6 +35,7 @@ options = {"base": LockedTask, "bind": True, "lock_key": "account:{account}", "l
 tasks = {
     "early": app.task(name="early", **options)(works),
     "late": app.task(name="late", acks_late=True, reject_on_worker_lost=True, **options)(works),
+    "dies": app.task(name="dies", acks_late=True, **options)(works),
     "chosen": app.task(name="chosen", lock_on_conflict=wait_or_return, **options)(works),
     "blocks": app.task(name="blocks", lock_on_conflict=lambda _: "block", **options)(works),
 }
@@ -49,6 +53,15 @@ def _stops_before_it_parks(self: Engine, lease: Any, park_request: Any) -> Any:
 @worker_init.connect
 def _put_up_the_gate(**_: Any) -> None:
     Engine.park = _stops_before_it_parks  # type: ignore[method-assign]
+
+
+@lock_released.connect
+def _die_before_the_result_is_stored(task_name="", **_):
+    """Once, with the whole worker."""
+    if task_name == "dies" and not journal.events("dies"):
+        journal.add("dies")
+        os.kill(os.getppid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 @app.task(base=LockedTask, lock_key="account:{two}")
