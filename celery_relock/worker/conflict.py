@@ -65,7 +65,16 @@ from .consumer import consumes_here
 from .delivery import delivery_of
 from .ending import end_unlocked, is_acknowledged, is_over, remember_unlocked, withdraw_later
 from .events import show
-from .message import Header, header_of, inside, keep_header, running_request, seconds_to, work_for
+from .message import (
+    Header,
+    header_of,
+    inside,
+    keep_header,
+    moment,
+    running_request,
+    seconds_to,
+    work_for,
+)
 from .parking import park_request, send_again
 from .states import (
     Aside,
@@ -225,12 +234,16 @@ def _has_failed(task: Any, message: Any) -> bool:
     """Whether a message that was parked has failed since, as Redis could not be asked: its place
     could not be removed either, and somebody has published it again before that was made up for.
 
-    Its state says so, which was BLOCKED when it was parked.
+    Its state says so, which was BLOCKED when it was parked. A failure from before is that of
+    another execution, which was sent again with its id.
     """
-    if not header_of(message).parked_at or tells_no_state(task, message):
+    header = header_of(message)
+    if not header.parked_at or tells_no_state(task, message):
         return False
     found = stored(task, message.id)
     if found is None or found["status"] != FAILURE:
+        return False
+    if (failed_at := moment(found.get("date_done"))) is not None and failed_at < header.since:
         return False
     error = found["result"]
     is_told = isinstance(error, LockUnavailable | LockConfigError | SoftTimeLimitExceeded)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_relock.errors import LockUnavailable
 from tests.support import wait_for
+from tests.support.messages import Message
 from tests.support.parked import lock_of, state_of, wait_until_parked
 
 APP = "tests.worker.apps.states"
@@ -64,6 +67,19 @@ def test_one_that_was_parked_and_has_failed_since_does_not_run(worker, account, 
     assert sent.state == "FAILURE"
     assert not worker.journal.events("inside", account=account)
     wait_for(lambda: not state_of(worker, account).waiting, what="its place to be free")
+
+
+# Celery's own way to store a result, with redis-py 8.
+@pytest.mark.filterwarnings("ignore:Call to deprecated:DeprecationWarning")
+def test_one_that_has_the_id_of_one_that_failed_before_runs_when_it_was_parked(worker, account):
+    """A copy of it, which stores no BLOCKED over that failure."""
+    parked = {"attempts": 1, "since": time.time() + 1, "parked_at": account}
+    message = Message(worker, worker.module.does_not_track, account, **parked)
+    worker.module.app.backend.store_result(message.id, SoftTimeLimitExceeded(), "FAILURE")
+    message.deliver()
+    worker.journal.wait_for("inside", account=account)
+    worker.journal.add(f"free {account}")
+    wait_for(lambda: message.result.state == "SUCCESS", what="its end")
 
 
 def test_so_is_one_whose_lock_is_free_when_it_is_to_be_parked(worker, account):
