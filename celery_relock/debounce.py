@@ -41,7 +41,7 @@ from .errors import LockConfigError, LockConflict, LockUnavailable
 from .naming.callables import called
 from .naming.names import Misfit, bind, dumped, signature_of
 from .settings import enabled
-from .worker.message import HEADER, seconds_to
+from .worker.message import HEADER, is_awaited, seconds_to
 from .worker.parking import LARGEST, RawMessage, home, message_in, parked_text
 
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
@@ -52,7 +52,7 @@ def send(sending: Sending) -> Any:
     result somebody else waits is sent at once."""
     task, declared, _, args, kwargs, options = sending
     pause = declared.options.debounce
-    if dedup.is_result_awaited(options) or not enabled(task.app):
+    if is_awaited(options) or not enabled(task.app):
         return dedup.send(sending)
     if options.get("countdown") or options.get("eta"):
         raise LockConfigError(

@@ -14,7 +14,14 @@ from celery import Task
 from celery.app.task import Context
 
 from . import debounce
-from .declaration import declaration, declare_anew, engine_of, not_executed, refuse_settings
+from .declaration import (
+    Declaration,
+    declaration,
+    declare_anew,
+    engine_of,
+    not_executed,
+    refuse_settings,
+)
 from .dedup import client as dedup
 from .engine import ids
 from .engine.hold import Hold
@@ -32,6 +39,7 @@ from .worker.message import (
     attempt_before,
     parse,
     prefix_of,
+    refuse,
     take_options,
 )
 from .worker.states import Aside, SentAgain, defer_started
@@ -134,6 +142,9 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
             EagerResult, with `lock_on_duplicate="drop"`. For a call of a burst, the AsyncResult of
             the execution for which all its calls are merged.
 
+        What Celery itself sends, such as the next step of a chain or a retry, is no duplicate, and
+        is sent whatever is wrong with it: it fails in the worker.
+
         Raises:
             DuplicateTask: the call is a duplicate, with `lock_on_duplicate="raise"`.
             LockConfigError: an option has a value that cannot be used, or cannot be given for one
@@ -143,18 +154,12 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         options.update(
             task_id=task_id, producer=producer, link=link, link_error=link_error, shadow=shadow
         )
-        refuse_settings(options, f"a call of {self.name}")
-        declared = declaration(type(self))
-        before = attempt_before({"id": task_id, **options}, options.get("headers"))
-        prefix = None if before is None else before.prefix
-        prefix = prefix_of(declared.prefix) if prefix is None else prefix
-        if prefix is not None:
-            options.setdefault(PREFIX, prefix)
-        own = take_options(options)
-        declared = declared.of_call(own, options.get(PREFIX))
-        if carried := {name: said for name, said in own.items() if not name.startswith("debounce")}:
-            options[OPTIONS] = carried
         publish: Callable[..., Any] = super().apply_async
+        try:
+            declared = self._declared_for(options)
+        except LockConfigError as error:
+            refuse(options, error)
+            return publish(args, kwargs, **options)
         of = declared.options
         is_plain = of.dedup is None and of.order is None and not of.debounce
         if is_plain or declared.rule.off or self.app.conf.task_always_eager:
@@ -165,6 +170,22 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
             mark = placer.mark
         sending = dedup.Sending(self, declared, publish, args, kwargs, options)
         return debounce.send(sending) if of.debounce else dedup.send(sending, mark)
+
+    def _declared_for(self, options: dict[str, Any]) -> Declaration:
+        """What is declared for a call with these options, among which what its message is to say
+        takes the place of its `lock_*` options. Raises LockConfigError."""
+        refuse_settings(options, f"a call of {self.name}")
+        declared = declaration(type(self))
+        before = attempt_before({"id": options["task_id"], **options}, options.get("headers"))
+        prefix = None if before is None else before.prefix
+        prefix = prefix_of(declared.prefix) if prefix is None else prefix
+        if prefix is not None:
+            options.setdefault(PREFIX, prefix)
+        own = take_options(options)
+        declared = declared.of_call(own, options.get(PREFIX))
+        if carried := {name: said for name, said in own.items() if not name.startswith("debounce")}:
+            options[OPTIONS] = carried
+        return declared
 
     def apply(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
         """Run the task here and now, under its lock, as Celery's `apply`.

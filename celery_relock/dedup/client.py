@@ -28,18 +28,13 @@ from ..options import LockOptions
 from ..worker import events as worker_events
 from ..worker.delivery import Delivery
 from ..worker.ending import end_unexecuted
-from ..worker.message import SAYS, body_runs, prefix_of, running_request
+from ..worker.message import SAYS, is_awaited, may_be_celerys, prefix_of
 from ..worker.states import Dropped, show_revoked, stored, stores_no_result
 from . import marker
 from .marker import Found, Marker
 
 #: The field of our header with a call's marker, and until when that is there.
 DEDUP = "dedup"
-# The options of a call whose result somebody else waits for: Celery makes it, or goes on from it.
-_AWAITED = (
-    *("task_id", "chain", "chord", "group_id", "link", "link_error"),
-    *("retries", "replaced_task_nesting", "parent_id", "root_id"),
-)
 
 Mark = Callable[[Sequence[str], Mapping[str, Any], str, Claim], Conflict | None]
 
@@ -92,7 +87,7 @@ def send(sending: Sending, mark: Mark | None = None) -> Any:
     mode = declared.options.dedup
     if mode is None:
         return publish(args, kwargs, **options)
-    awaited = is_result_awaited(options)
+    awaited = is_awaited(options)
     options["task_id"] = task_id = options.get("task_id") or uuid()
     if awaited:
         options[SAYS] = {DEDUP: ["", marker.OWN]}
@@ -103,11 +98,6 @@ def send(sending: Sending, mark: Mark | None = None) -> Any:
     acquire = None if mark is None else partial(mark, call.names, options, call.execution_id)
     do_send = partial(publish, args, kwargs, **options)
     return _send_once(call, keep, do_send, acquire)
-
-
-def is_result_awaited(options: Mapping[str, Any]) -> bool:
-    """Whether somebody else waits for the result of a call with these options."""
-    return any(options.get(name) for name in _AWAITED)
 
 
 def call_of(task: Any, declared: Declaration, args: Any, kwargs: Any) -> MarkedCall:
@@ -302,16 +292,5 @@ def on_publish(fields: Mapping[str, Any], header: dict[str, Any], retried: Deliv
     it."""
     if retried is not None and DEDUP in retried.to_retry:
         header[DEDUP] = retried.to_retry[DEDUP]
-    elif DEDUP not in header and _is_celerys_own(fields):
+    elif DEDUP not in header and may_be_celerys(fields):
         header[DEDUP] = ["", marker.OWN]
-
-
-def _is_celerys_own(fields: Mapping[str, Any]) -> bool:
-    """Whether a message that no `apply_async` of ours has sent is to run in any case.
-
-    Somebody may wait for whatever comes out of a task: the next step of a chain, a link. Only what
-    is sent while the body of a LockedTask runs is surely sent by that body.
-    """
-    request = running_request()
-    parent = fields.get("parent_id") or (None if request is None else request.id)
-    return parent is not None and not body_runs(parent)

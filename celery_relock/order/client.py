@@ -26,7 +26,16 @@ from ..errors import LockConfigError, LockUnavailable, RelockError
 from ..naming.names import Misfit
 from ..worker.delivery import Delivery
 from ..worker.ending import end_unexecuted
-from ..worker.message import QUEUED, SAYS, attempt_before, keep_for, moment, retried_by
+from ..worker.message import (
+    QUEUED,
+    SAYS,
+    attempt_before,
+    has_to_be_sent,
+    keep_for,
+    moment,
+    refuse,
+    retried_by,
+)
 
 #: The field of our header with a call's line and its ticket.
 ORDER = "order"
@@ -73,8 +82,8 @@ class Placer:
                     end_unexecuted(engine_of(self._declared.app), [LINE + name], own, MAY_COME)
             raise
 
-    def _take_if_can(self, name: str, options: Mapping[str, Any]) -> None:
-        """Take the place of a call that may be sent without."""
+    def _take_if_can(self, name: str, options: dict[str, Any]) -> None:
+        """Take the place of a call that may be sent without. Raises as `refuse`."""
         try:
             execution_id = options.get(SAYS, {}).get("execution_id") or ids.new_id()
             self._take(name, execution_id, options)
@@ -83,13 +92,18 @@ class Placer:
                 raise
             of = self._task.name, options["task_id"]
             logger.error("%s[%s] is sent without a place in its order: %s", *of, error)
+        except LockConfigError as error:
+            refuse(options, error)
 
-    def _name_of(self, args: Any, kwargs: Any, options: Mapping[str, Any]) -> str | None:
-        """The one lock name of the call; None if it takes no place. Raises LockConfigError."""
+    def _name_of(self, args: Any, kwargs: Any, options: dict[str, Any]) -> str | None:
+        """The one lock name of the call; None if it takes no place. Raises as `refuse`."""
         try:
             name = self._only(self._declared.names_of_call(self._task, args, kwargs))
         except Misfit:
             return None  # one not sent would leave its chain hanging: it fails as it runs
+        except LockConfigError as error:
+            refuse(options, error)
+            return None
         return None if _is_kept(options, name) else name
 
     def _only(self, names: Sequence[str]) -> str:
@@ -130,9 +144,8 @@ class Placer:
         return None
 
     def _is_to_fail(self, options: Mapping[str, Any]) -> bool:
-        """Whether a call without a place is not sent. A retry is: Celery would reject its
-        message."""
-        return self._declared.options.on_unavailable == "raise" and not options.get("retries")
+        """Whether a call without a place is not sent."""
+        return self._declared.options.on_unavailable == "raise" and not has_to_be_sent(options)
 
 
 def _request(

@@ -37,7 +37,7 @@ from ..engine.hold import Body, Hold, MakeHold, Share
 from ..engine.interrupt import Interruption
 from ..engine.lease import Lease, State
 from ..engine.protocol import EndedAs
-from ..errors import LockUnavailable, RelockError
+from ..errors import LockConfigError, LockUnavailable, RelockError
 from ..naming.names import Misfit, bind
 from ..order import worker as order
 from ..workflow import steps
@@ -205,6 +205,8 @@ class Execution:
         """Find the locks that the call needs, and run it unless it is a duplicate."""
         self.unasked = leftovers.BEFORE_MARKER
         header = self.header
+        if header is not None and header.refused:
+            raise LockConfigError(header.refused)
         if self.declared.rule.off:
             self.unasked = ()
             if self.message is None or self.task.name == ENTER:

@@ -6,6 +6,7 @@ owner.
     the prefix       of the lock names in a message, and in what is called from it
     ancestors        the executions whose holds a message may re-enter
     the owner        who may re-enter
+    who sends        what Celery sends by itself, and what somebody waits for
     times            as messages and calls have them
 """
 
@@ -228,6 +229,8 @@ class Header(NamedTuple):
             until it has come; "" for none.
         options: what the call says instead of its task's options (`LockOptions.of_call`).
         prefix: of the lock names, as the sender's `relock_prefix` had it; None if it has none.
+        refused: why it is to fail: the reason for which `apply_async` would have raised (`refuse`);
+            "" for none.
         first: the id that it had before it was given one of its own: made from the task id, or that
             of the broadcast message.
     """
@@ -247,6 +250,7 @@ class Header(NamedTuple):
     parked_at: str = ""
     options: Mapping[str, Any] = {}  # never changed
     prefix: str | None = None
+    refused: str = ""
 
     @property
     def first_execution_id(self) -> str:
@@ -366,6 +370,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "receiver": _is(str),
     "options": _is(Mapping),
     "prefix": _is(str),
+    "refused": _is(str),
     "ancestors": _ids,
     "kept": lambda value: tuple(_named(each, int) for each in value),
     "before": _ids,
@@ -607,6 +612,51 @@ def _asked(option: Any, request: Any, where: str) -> str:
             f"{found!r:.100} for request {request.id}"
         )
     return found
+
+
+# -- Who sends ----------------------------------------------------------------------------------
+#
+# What a program calls can be refused, and be a duplicate. What Celery sends for a canvas, a link, a
+# retry or a replaced task is always sent: somebody waits for its very id.
+
+# The options of a call whose result somebody else waits for: Celery makes it, or goes on from it.
+_AWAITED = (
+    *("task_id", "chain", "chord", "group_id", "link", "link_error"),
+    *("retries", "replaced_task_nesting", "parent_id", "root_id"),
+)
+
+
+def is_awaited(options: Mapping[str, Any]) -> bool:
+    """Whether somebody else waits for the result of a call with these options."""
+    return any(options.get(name) for name in _AWAITED)
+
+
+def may_be_celerys(fields: Mapping[str, Any]) -> bool:
+    """Whether Celery may send a message by itself, or a call with these options.
+
+    Somebody may wait for whatever comes out of a task: the next step of a chain, a link. Only what
+    is sent while the body of a LockedTask runs is surely sent by that body.
+    """
+    request = running_request()
+    parent = fields.get("parent_id") or (None if request is None else request.id)
+    return parent is not None and not body_runs(parent)
+
+
+def has_to_be_sent(options: Mapping[str, Any]) -> bool:
+    """Whether a call with these options is sent whatever is wrong with it.
+
+    Celery, which has sent it, cannot be told: it would lose the outcome of the task behind which
+    the call comes, or reject the message whose retry it is. An error callback can end a worker.
+    """
+    return bool(options.get("retries")) or (is_awaited(options) and may_be_celerys(options))
+
+
+def refuse(options: dict[str, Any], error: LockConfigError) -> None:
+    """Raise the error for which a call with these options is not to be sent. One that has to be
+    sent fails with it in the worker: its message says so."""
+    if not has_to_be_sent(options):
+        raise error
+    options[SAYS] = {**options.get(SAYS, {}), "refused": error.reason}
 
 
 # -- Times ---------------------------------------------------------------------------------------
