@@ -143,8 +143,9 @@ class _HeldMarker(HeldBeside):
         by_name = _is_called_by_name(self.message)
         try:
             if self.call.marker.until == marker.TIME:
-                keep = float(self.call.options.dedup or 0)
-                return client.claim(self.call, keep) if by_name else None
+                if not by_name:
+                    return None  # its marker is of when it was sent, and the option may be another
+                return client.claim(self.call, float(self.call.options.dedup or 0))
             if self._acquire() is None or not by_name:
                 return None
             # As if it had been sent just now: perhaps the other one is over, or to be replaced.

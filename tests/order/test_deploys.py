@@ -1,5 +1,5 @@
 """A deploy takes `lock_order` off while calls wait in the line, or turns it on while they wait for
-the lock; or it turns on `lock_dedup` for a task with an order."""
+the lock; or it turns on `lock_dedup` for a task with an order, or changes it."""
 
 from __future__ import annotations
 
@@ -63,3 +63,22 @@ def test_a_call_that_a_worker_takes_for_a_duplicate_leaves_its_place(new_worker,
     after.journal.wait_for("charged")
     after.module.charge.delay(account, 3)
     after.journal.wait_for("charged", 12, number=3, in_order=True)
+
+
+@pytest.mark.parametrize("word", ["until_start", "until_done"])
+@pytest.mark.parametrize("is_word_new", [True, False])
+def test_a_call_from_before_runs_and_counts_as_it_was_sent(new_worker, account, word, is_word_new):
+    then, now = ("60", word) if is_word_new else (word, "60")
+    with closing(new_worker(APP, env={"RELOCK_TEST_DEDUP": then})) as before:
+        lock = lock_of(before, f"account:{account}")
+        assert lock.acquire()
+        calls = [before.module.charge.delay(account, 0)]
+        wait_until_parked(before, f"account:{account}", 1)
+    calls.append(before.module.charge.delay(f"{account}, queued", 1))
+    after = new_worker(APP, env={"RELOCK_TEST_DEDUP": now})
+    lock.release()
+    for call in calls:
+        call.get(timeout=30)
+    after.journal.wait_for("charged", 12, 2)
+    marked = after.module.charge.marked(account, 0)
+    assert (marked and marked.id) == (calls[0].id if is_word_new else None)
