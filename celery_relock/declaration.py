@@ -59,12 +59,15 @@ class Declaration:
     #: The app's settings that were read for it.
     settings: Mapping[str, object] = field(default_factory=dict)
 
-    def of_call(self, options: Mapping[str, object], prefix: str | None) -> Declaration:
+    def of_call(
+        self, options: Mapping[str, object], prefix: str | None, *, is_sent: bool = False
+    ) -> Declaration:
         """The declaration for one call.
 
         Args:
             options: the `lock_*` options of the call, by their short names.
             prefix: of its lock names, None if the call does not say.
+            is_sent: as for `LockOptions.of_call`.
 
         Raises:
             LockConfigError: an option that a single call cannot have, or a value that does not do.
@@ -73,7 +76,7 @@ class Declaration:
             return self
         return replace(
             self,
-            options=self.options.of_call(options) if options else self.options,
+            options=self.options.of_call(options, is_sent=is_sent) if options else self.options,
             prefix=self.prefix if prefix is None else prefix,
         )
 

@@ -271,15 +271,17 @@ class LockOptions:
         options._check_together(f"task {where}", declared)
         return options
 
-    def of_call(self, values: Mapping[str, object]) -> LockOptions:
+    def of_call(self, values: Mapping[str, object], *, is_sent: bool = False) -> LockOptions:
         """A copy with the options that a single call sets.
 
         Args:
             values: the call's values, by option name.
+            is_sent: the call has come, and may be from before a deploy. What contradicts the task
+                gives way, and what is never used does no harm.
 
         Raises:
             LockConfigError: an option is unknown, cannot be set by a call or has an invalid value,
-                or two options contradict each other.
+                or, where the call is made, two options contradict each other.
         """
         where = f"a call of {self.task}"
         for name in values:
@@ -297,8 +299,18 @@ class LockOptions:
                     f"Declare it there. A single call can have {can}."
                 )
         new = {n: _checked(n, value, f"lock_{n}", where) for n, value in values.items()}
+        if is_sent:
+            return self._with_what_fits(new)
         options = replace(self, **new)
         options._check_together(where, {f"lock_{name}": value for name, value in new.items()})
+        return options
+
+    def _with_what_fits(self, values: Mapping[str, Any]) -> LockOptions:
+        options = self
+        for name, value in values.items():
+            changed = replace(options, **{name: value})
+            if not any(changed._contradictions({})):
+                options = changed
         return options
 
     def _check_together(self, where: str, said: Mapping[str, object]) -> None:

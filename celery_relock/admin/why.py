@@ -564,7 +564,8 @@ def _names(app: Any, info: dict[str, Any]) -> tuple[str, ...]:
         return ()
     try:
         call = info.get("relock") or {}
-        declared = declaration(type(task)).of_call(call.get("options") or {}, call.get("prefix"))
+        said = call.get("options") or {}, call.get("prefix")
+        declared = declaration(type(task)).of_call(*said, is_sent=True)
         return declared.names_of_call(task, info.get("args"), info.get("kwargs"))
     except (RelockError, Misfit) as error:
         logger.warning("Cannot determine the locks of %s: %s", info.get("name"), error)

@@ -214,7 +214,7 @@ def locks_of(
     if task is None:
         return None, ()
     header = header_of(request)
-    declared = declaration(type(task)).of_call(header.options, header.prefix)
+    declared = declaration(type(task)).of_call(header.options, header.prefix, is_sent=True)
     options = declared.options
     try:
         if having(options) is not None:

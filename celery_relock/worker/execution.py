@@ -422,7 +422,7 @@ def _declared(declared: Declaration, request: Any, header: Header | None) -> Dec
     if header is None and request is not None:
         header = header_of(request)  # of an eager call
     if header is not None and (header.options or header.prefix is not None):
-        return declared.of_call(header.options, header.prefix)
+        return declared.of_call(header.options, header.prefix, is_sent=True)
     if request is None and (prefix := prefix_of(declared.prefix)):
         return declared.of_call({}, prefix)
     return declared

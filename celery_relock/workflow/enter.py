@@ -197,7 +197,8 @@ def _options(app: Any, spec: Mapping[str, Any]) -> LockOptions:
         if not isinstance(defaults.get(name, ""), int | str):
             # Made for the arguments, or the parts of the key, of a task; or no message carries it.
             del defaults[name]
-    return LockOptions.collect(_declared(spec), defaults, "locked()").of_call(spec.get("call", {}))
+    options = LockOptions.collect(_declared(spec), defaults, "locked()")
+    return options.of_call(spec.get("call", {}), is_sent=True)
 
 
 def _declared(spec: Mapping[str, Any]) -> dict[str, Any]:

@@ -270,6 +270,39 @@ def test_a_default_of_the_app_gives_way_to_what_a_task_says(
     assert options == LockOptions.collect(own, {}, "app.charge")
 
 
+@pytest.mark.parametrize(
+    ("declared", "own"),
+    [
+        ({"lock_hold": "workflow"}, {"cooldown": 5.0}),
+        ({"lock_order": "sent", "lock_order_retry": "end"}, {"keep_on_retry": True}),
+    ],
+)
+def test_what_a_call_said_gives_way_to_what_its_task_says_when_it_comes(
+    declared: dict[str, Any], own: dict[str, Any]
+) -> None:
+    options = declare(**declared)
+    with pytest.raises(LockConfigError):
+        options.of_call(own)
+
+    assert options.of_call({**own, "ttl": 7}, is_sent=True) == options.of_call({"ttl": 7})
+
+
+@pytest.mark.parametrize("policy", ["block", "retry", "drop", "raise"])
+def test_what_a_call_said_may_be_of_no_use_when_it_comes(policy: str) -> None:
+    options = declare(lock_on_conflict=policy)
+    with pytest.raises(LockConfigError, match="is never used"):
+        options.of_call({"max_parked": 5})
+
+    came = options.of_call({"max_parked": 5, "max_wait": 60, "on_lost": "raise"}, is_sent=True)
+    assert (came.on_conflict, came.on_lost) == (policy, "raise")
+
+
+def test_what_a_call_said_is_refused_when_it_comes_if_it_cannot_be_used() -> None:
+    for values in ({"key": "a"}, {"tll": 5}, {"ttl": "long"}):
+        with pytest.raises(LockConfigError, match="a call of"):
+            declare().of_call(values, is_sent=True)
+
+
 def test_defaults_of_the_app_that_exclude_each_other_are_refused() -> None:
     with pytest.raises(LockConfigError, match=r"the app's settings .*excludes lock_limit=3"):
         LockOptions.collect({"lock_key": "a"}, {"order": "sent", "limit": 3}, "app.charge")

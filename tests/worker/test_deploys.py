@@ -69,3 +69,25 @@ def test_what_was_kept_for_a_retry_by_the_old_names_is_free_when_it_has_the_new_
     after = deployed(lock_key=keys)
     charged.get(timeout=60)
     wait_until_nothing_is_left(after)
+
+
+@pytest.mark.parametrize(
+    ("own", "options"),
+    [
+        ({"lock_max_wait": 60}, {"lock_on_conflict": "drop"}),
+        ({"lock_max_parked": 5}, {"lock_on_conflict": "retry"}),
+        ({"lock_keep_on_retry": True}, {"lock_order": "sent", "lock_order_retry": "end"}),
+        ({"lock_cooldown": 5}, {"lock_hold": "workflow"}),
+    ],
+    ids=["max_wait", "max_parked", "keep_on_retry", "cooldown"],
+)
+def test_a_queued_call_runs_whose_own_option_the_new_code_has_no_use_for(
+    deployed, account, own, options
+):
+    with closing(deployed()) as before:
+        before.stop()
+        charged = before.module.charge.apply_async((account,), **own)
+    after = deployed(**options)
+    charged.get(timeout=30)
+    wait_until_nothing_is_left(after)
+    assert len(after.journal.events("charged")) == 1

@@ -669,6 +669,20 @@ def test_a_default_of_the_app_that_is_made_for_tasks_leaves_a_canvas_alone(defau
         assert locked(chain(step.si(), step.si()), key="account:42").apply().get() == "done"
 
 
+def test_an_option_of_its_call_is_left_out_where_the_app_has_no_use_for_it(namespace):
+    with Celery(namespace, set_as_current=False) as app:
+        app.conf.update(
+            relock_url="memory://", relock_namespace=namespace, relock_on_conflict="drop"
+        )
+
+        @app.task(name="step", shared=False)
+        def step():
+            return "done"
+
+        canvas = locked(chain(step.si(), step.si()), key="account:42")
+        assert canvas.apply(lock_max_wait=5).get() == "done"
+
+
 def test_a_function_for_conflicts_of_the_whole_app_leaves_a_canvas_to_wait(
     module_worker, redis_server, account
 ):
