@@ -78,7 +78,10 @@ def _end_own(engine: Engine, request: Any, remember: float | None, task: Any, **
     header = header_of(request)
     if header.own:
         enters = task is not None and task.name == ENTER
-        names = request.args[0]["names"] if enters else locks_of(task, request)[1]
+        if enters:
+            names = task.names_of(request.args[0], request)
+        else:
+            _, names = locks_of(task, request)
         end_unexecuted(engine, names, header.execution_id, remember)
 
 

@@ -13,16 +13,17 @@ from typing import Any
 
 from celery import Task, shared_task
 
-from ..declaration import engine_of, refuse_protocol_1
+from ..declaration import declaration, engine_of, refuse_protocol_1
 from ..engine import reentrancy
 from ..engine.engine import Engine
 from ..engine.lease import Lease
 from ..errors import LockConfigError
+from ..naming.template import check_name
 from ..options import CALL_OPTIONS, LockOptions
 from ..settings import read_by_tasks
 from ..task import LockedTask
 from ..worker.conflict import Attempt, begins_unlocked, lease_of, obtain, release
-from ..worker.message import ENTER, header_of, owner_of, take_options
+from ..worker.message import ENTER, header_of, owner_of, prefix_of, take_options
 from ..worker.states import Dropped, end_dropped, show_started
 from . import steps
 
@@ -69,6 +70,17 @@ class EnterTask(LockedTask):
 
     def _relock_declares(self) -> bool:
         return True  # though it has no `lock_key`: a workflow's lock
+
+    def names_of(self, spec: Mapping[str, Any], message: Any | None) -> Sequence[str]:
+        """The lock names of a workflow, for its message or, with None, for a call here and now.
+        Raises LockConfigError."""
+        if "unprefixed" not in spec:
+            names: Sequence[str] = spec["names"]  # of a canvas from before: with the prefix
+            return names
+        prefix = None if message is None else header_of(message).prefix
+        if prefix is None:
+            prefix = prefix_of(declaration(type(self)).prefix) or ""
+        return [check_name(prefix + each, "locked()") for each in spec["unprefixed"]]
 
     def apply(self, *_: Any, **__: Any) -> Any:
         raise LockConfigError(
@@ -148,7 +160,7 @@ def enter(self: Any, *args: Any) -> Any:
 
 def _acquire(task: Any, message: Any, spec: Mapping[str, Any]) -> None:
     options = _options(task.app, spec)
-    engine, _, names = _missing(task.app, spec, options)
+    engine, _, names = _missing(task, spec, options, message)
     if not names:
         return  # the workflow lock around this one holds them
     lease = _lease(engine, task, names, options, message)
@@ -173,13 +185,12 @@ def held(app: Any, spec: Mapping[str, Any]) -> Iterator[None]:
         LockConflict: it was held for as long as `max_wait`.
         LockLost: a caller holds it no longer.
     """
-    options = _options(app, spec)
-    engine, outer, names = _missing(app, spec, options)
+    options, task = _options(app, spec), app.tasks[ENTER]
+    engine, outer, names = _missing(task, spec, options, None)
     if not names:
         with reentrancy.Relying(outer.values()):
             yield
         return
-    task = app.tasks[ENTER]
     lease = _lease(engine, task, names, options, None)
     try:
         if obtain(Attempt(task, engine, lease, options, None)) is not None:
@@ -207,10 +218,10 @@ def _declared(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _missing(
-    app: Any, spec: Mapping[str, Any], options: LockOptions
+    task: Any, spec: Mapping[str, Any], options: LockOptions, message: Any | None
 ) -> tuple[Engine, Mapping[str, Lease], tuple[str, ...]]:
     """The engine, what a caller holds of the locks, and the names of the others."""
-    engine, wanted = engine_of(app), spec["names"]
+    engine, wanted = engine_of(task.app), task.names_of(spec, message)
     outer = reentrancy.covering(engine.backend, wanted, _limits(wanted, options))
     return engine, outer, tuple(name for name in wanted if name not in outer)
 

@@ -17,9 +17,8 @@ from ..errors import LockConfigError
 from ..naming.names import Misfit, NameRule, bind, signature_of
 from ..naming.template import check_name
 from ..options import LockOptions
-from ..settings import name_prefix
 from ..task import LockedTask as LockedTask  # the package's: who has it knows `enter`
-from ..worker.message import CANVASES, ENTER, prefix_of, take_options
+from ..worker.message import CANVASES, ENTER, take_options
 from ..worker.states import Dropped
 from .enter import held, of_call
 from .steps import OPTIONS, Step, stamp, steps_of
@@ -64,7 +63,8 @@ def locked(canvas: Signature, *, key: Any, **options: Any) -> Signature:
         return steps  # as nothing runs, nothing is to be locked
     lock = ids.new_id()
     stamp(steps, lock)
-    spec = {"id": lock, "names": _names(key, first, app), "options": take_options(declared)}
+    names = _names(key, first, app)  # without their prefix, which is that of a call
+    spec = {"id": lock, "unprefixed": names, "options": take_options(declared)}
     enter = app.tasks[ENTER].s(spec).set(**_route(first, app))
     return LockedChain((enter | steps).tasks, app=app)
 
@@ -121,9 +121,8 @@ def _names(key: Any, first: Step, app: Any) -> list[str]:
     if key is None or key is False:
         raise LockConfigError(f"{where}: key={key!r} names no lock. Give a name, or a template.")
     parts = key if isinstance(key, list | tuple) else (key,)
-    prefix = prefix_of(name_prefix(app)) or ""
     if parts and all(isinstance(each, str) and "{" not in each for each in parts):
-        return sorted({check_name(prefix + each, where) for each in parts})
+        return sorted({check_name(each, where) for each in parts})
     task = app.tasks.get(first["task"])
     if task is None:
         raise LockConfigError(
@@ -138,7 +137,7 @@ def _names(key: Any, first: Step, app: Any) -> list[str]:
             f"not all there: {error} What a step gets from the one before it is not known when the "
             "canvas is made. Give the finished name as key."
         ) from error
-    return list(NameRule.compile(key, where, signature_of(task)).names(arguments, prefix))
+    return list(NameRule.compile(key, where, signature_of(task)).names(arguments))
 
 
 def _check_canvas(canvas: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -272,12 +273,40 @@ def test_tenants_exclude_nobody_but_themselves_and_have_duplicates_of_their_own(
     first.revoke()
 
 
-def test_a_locked_canvas_has_the_prefix_of_whoever_makes_it(m, account):
-    m.tenant.set("acme:")
-    canvas = locked(chain(m.look.si(account), m.by_task.si(account)), key="account:{account}")
+@pytest.mark.parametrize("sender", ["acme:", ""])
+@pytest.mark.parametrize("key", ["account:{account}", "finished"])
+def test_a_locked_canvas_has_the_prefix_of_whoever_sends_it(m, account, key, sender):
+    key = key.replace("finished", f"account:{account}")
+    m.tenant.set("other:")
+    stored = json.dumps(locked(chain(m.says_whether_reentered.si(account)), key=key))
 
-    assert canvas.tasks[0].args[0]["names"] == [f"acme:account:{account}"]
-    assert canvas.delay().get(timeout=20) == f"acme:{m.by_task.name}:{account}"
+    def canvas():
+        return m.app.signature(json.loads(stored))
+
+    in_place = locked(chain(m.says_whether_reentered.si(account)), key=key)
+    m.tenant.set(sender)
+    assert canvas().delay().get(timeout=20)
+    assert chain(m.plain.si(), canvas()).delay().get(timeout=20)
+    assert in_place.apply().get()
+    with m.look.lock_for(account):
+        dropped = canvas().apply_async(lock_on_conflict="drop")
+        assert is_dropped(dropped.get(timeout=20))
+
+
+def test_a_locked_canvas_whose_names_were_made_with_their_prefix_keeps_them(m, account):
+    canvas = locked(chain(m.look.si(account)), key=f"account:{account}")
+    spec = canvas.tasks[0].args[0]
+    spec["names"] = [f"acme:{name}" for name in spec.pop("unprefixed")]
+    m.tenant.set("acme:")
+
+    with m.look.lock_for(account):
+        assert is_dropped(canvas.apply_async(lock_on_conflict="drop").get(timeout=20))
+
+
+@pytest.mark.parametrize("key", ["", "a\nb", "x" * 5000])
+def test_a_locked_canvas_has_a_name_that_a_lock_can_have(m, account, key):
+    with pytest.raises(LockConfigError, match="the lock name"):
+        locked(chain(m.look.si(account)), key=key)
 
 
 def test_a_prefix_that_cannot_be_had_fails_the_call_before_anything_is_sent(m, account):

@@ -6,7 +6,9 @@ import uuid
 
 import celery
 import pytest
+from celery import Celery
 
+from celery_relock import Lock, is_dropped, locked
 from celery_relock.admin import Locks
 from tests.support import wait_for
 from tests.support.parked import wait_until_parked
@@ -17,6 +19,11 @@ WAYS = [
     *("as a chord's body", "in a locked canvas"),
 ]
 THREADS = ["to_thread", "an executor", "apply", "lock_for", "delay", "by its name"]
+# Where a sender sends to, and where the locks live.
+_WHERE = [
+    *("broker_url", "broker_transport_options", "result_backend"),
+    *("result_backend_transport_options", "task_default_queue", "relock_url", "relock_namespace"),
+]
 _SINCE_57 = pytest.mark.skipif(
     celery.VERSION < (5, 7), reason="only from Celery 5.7 on does it fail the task at once"
 )
@@ -84,6 +91,31 @@ def test_that_a_sender_has_no_tenant_is_carried_too(new_worker, account, way):
     worker.module.send(way, account).get(timeout=20)
 
     assert _looked(worker, account) == f"account:{account}"
+
+
+@pytest.mark.parametrize(
+    ("knows", "expected"),
+    [
+        ({}, "left:"),
+        ({"relock_prefix": "acme:"}, "acme:"),
+        ({"relock_prefix": lambda: ""}, ""),
+    ],
+    ids=["no prefix", "a prefix", "no tenant"],
+)
+def test_a_locked_canvas_has_the_prefix_of_the_worker_if_its_sender_knows_none(
+    new_worker, account, knows, expected
+):
+    worker = new_worker("tests.task.apps.prefixes", concurrency=1)
+    m = worker.module
+    m.leaves.delay("left:").get(timeout=20)
+    with Celery("sender", set_as_current=False) as sender:
+        sender.conf.update({name: m.app.conf[name] for name in _WHERE}, **knows)
+        plain = sender.signature(m.plain.name, immutable=True)
+        name, where = f"account:{account}", (m.app.conf.relock_url, m.app.conf.relock_namespace)
+        with Lock(where[0], f"{expected}{name}", namespace=where[1]):
+            dropped = locked(plain, key=name, on_conflict="drop").delay().get(timeout=20)
+
+    assert is_dropped(dropped)
 
 
 @pytest.mark.parametrize("how", THREADS)

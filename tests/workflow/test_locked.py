@@ -395,9 +395,9 @@ def test_the_key_may_read_the_first_steps_arguments(worker, account, step):
         locked(step("5"), key=lambda account: f"account:{account}"),
     ]
     for flow in flows:
-        assert flow.tasks[0].args[-1]["names"] == [f"account:{account}"]
+        assert flow.tasks[0].args[-1]["unprefixed"] == [f"account:{account}"]
     two = locked(step("6"), key=["b:{name}", "a:{account}"])
-    assert two.tasks[0].args[-1]["names"] == [f"a:{account}", "b:6"]
+    assert two.tasks[0].args[-1]["unprefixed"] == [f"a:{account}", "b:6"]
 
 
 @pytest.mark.parametrize(
