@@ -23,7 +23,7 @@ from .naming.names import NameRule, bind, seen, signature_of
 from .naming.template import Template
 from .options import OPTION_NAMES, LockOptions
 from .settings import BackendSettings, backend_settings, enabled, name_prefix, read_by_tasks
-from .worker.message import ENTER
+from .worker.message import ENTER, forget_prefixes
 from .worker.message import is_lockable as is_lockable  # for rooms that know no `worker`
 from .worker.parking import Outbox
 
@@ -181,13 +181,16 @@ def _place_of(app: Any) -> BackendSettings | None:
 
 
 def forget_engine(app: Any) -> None:
-    """The settings of an app have changed: where its locks live is read anew when next needed."""
+    """The settings of an app have changed: where its locks live, and the prefix that plain messages
+    carry, is read anew when next needed."""
     _engines.pop(app, None)
+    forget_prefixes()
 
 
 def forget_settings() -> None:
     """The settings of some app have changed: they are all read anew when next needed."""
     _engines.clear()
+    forget_prefixes()
     for cls in list(_declared):
         declare_anew(cls)
 
@@ -262,6 +265,7 @@ def _declare(cls: Any) -> Declaration:
     of_enter: dict[str, object] = {"lock_key": False, "lock_hold": "workflow"}
     written = of_enter if name == ENTER else _options(cls, task)
     settings = read_by_tasks(app)
+    forget_prefixes()  # a plain message has that of the locked tasks
     defaults = {option: each for option, each in settings.items() if option in OPTION_NAMES}
     options = LockOptions.collect(written, defaults, name)
     key: Any = False if str(cls.__module__).startswith(_OF_CELERY) else options.key

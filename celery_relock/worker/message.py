@@ -514,6 +514,11 @@ def prefix_of(own: str | Callable[[], str]) -> str | None:
 _prefixes: WeakKeyDictionary[Any, str | Callable[[], str]] = WeakKeyDictionary()
 
 
+def forget_prefixes() -> None:
+    """The settings of some app may have changed: `relock_prefix` is read anew when next needed."""
+    _prefixes.clear()
+
+
 def _sender(queues: Iterable[Any]) -> Any:
     """The app that publishes, found by its `Queue` objects, as Celery does not tell it.
 
@@ -529,9 +534,10 @@ def _sender(queues: Iterable[Any]) -> Any:
 def _prefix_of_sender(queues: Iterable[Any]) -> str | None:
     try:
         app = _sender(queues)
-        if app not in _prefixes:
-            _prefixes[app] = name_prefix(app)
-        return prefix_of(_prefixes[app])
+        known = _prefixes.get(app)
+        if known is None:
+            known = _prefixes[app] = name_prefix(app)
+        return prefix_of(known)
     except LockConfigError as error:
         # Celery's signal would swallow the error, and the message would have no header at all.
         carried = prefix_here()

@@ -11,7 +11,8 @@ from celery import Celery, current_app
 from celery.signals import before_task_publish
 from celery.worker.request import Request
 
-from celery_relock import LockedTask
+from celery_relock import LockedTask, declaration
+from celery_relock.declaration import forget_engine
 from celery_relock.dedup import marker
 from celery_relock.worker.message import HEADER, moment
 
@@ -50,6 +51,39 @@ def test_a_message_has_the_prefix_of_the_app_that_sends_it_whichever_is_the_curr
     before_task_publish.disconnect(look)
 
     assert found == ["acme:"] * 3 + ["other:"] * 3
+
+
+def _prefix_of_a_plain_message(app: Any) -> str:
+    found: list[str] = []
+
+    def look(headers: Any, **_: Any) -> None:
+        found.append(headers[HEADER]["prefix"])
+
+    before_task_publish.connect(look)
+    app.tasks[f"{app.main}.plain"].delay()
+    before_task_publish.disconnect(look)
+    return found[0]
+
+
+@pytest.mark.parametrize("forget", [lambda _: declaration.forget_settings(), forget_engine])
+def test_a_message_has_the_prefix_that_its_app_has_now(forget: Any) -> None:
+    app = an_app("acme:")
+    assert _prefix_of_a_plain_message(app) == "acme:"
+    app.conf.relock_prefix = "other:"
+    forget(app)  # as in tests of a project of Django, and with the plugin for pytest
+
+    assert _prefix_of_a_plain_message(app) == "other:"
+
+
+def test_a_message_has_the_prefix_of_the_locked_task_that_was_declared_last() -> None:
+    app = an_app("acme:")
+    assert _prefix_of_a_plain_message(app) == "acme:"
+    app.conf.relock_prefix = "other:"
+
+    @app.task(base=LockedTask, lock_key="a", shared=False, lazy=False)
+    def late() -> None: ...
+
+    assert _prefix_of_a_plain_message(app) == "other:"
 
 
 @pytest.mark.parametrize("failing", [lambda: 42, lambda: 1 / 0])
