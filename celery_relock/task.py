@@ -37,6 +37,7 @@ from .worker.message import (
     PREFIX,
     Header,
     attempt_before,
+    has_to_be_sent,
     parse,
     prefix_of,
     refuse,
@@ -182,7 +183,9 @@ class LockedTask(Task):  # type: ignore[misc]  # Celery ships no types
         if prefix is not None:
             options.setdefault(PREFIX, prefix)
         own = take_options(options)
-        declared = declared.of_call(own, options.get(PREFIX))
+        # What Celery sends has the options of when its canvas was made.
+        is_sent = bool(own) and has_to_be_sent(options)
+        declared = declared.of_call(own, options.get(PREFIX), is_sent=is_sent)
         if carried := {name: said for name, said in own.items() if not name.startswith("debounce")}:
             options[OPTIONS] = carried
         return declared

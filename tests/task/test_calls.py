@@ -464,6 +464,15 @@ def test_options_of_a_call_are_held_against_each_other(m, account, way, options,
         getattr(m.look, way)((account,), **options)
 
 
+@pytest.mark.parametrize("sender", ["sends", "sends_under_lock"])
+def test_they_are_in_a_body_too(m, account, sender):
+    call = m.hurries.si(account).set(lock_on_conflict="raise", lock_max_wait=5)
+    sent = getattr(m, sender).delay(call)
+
+    with pytest.raises(LockConfigError, match="is never used"):
+        sent.get(timeout=20)
+
+
 def test_a_locked_canvas_has_one_limit(m, account):
     with pytest.raises(LockConfigError, match="a whole number from 1"):
         locked(chain(m.look.si(account)), key="account:{account}", limit=[3])

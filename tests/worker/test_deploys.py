@@ -7,6 +7,7 @@ import json
 from contextlib import closing
 
 import pytest
+from celery import chain, chord
 
 from celery_relock.admin import Locks
 from celery_relock.errors import LockConflict
@@ -91,3 +92,20 @@ def test_a_queued_call_runs_whose_own_option_the_new_code_has_no_use_for(
     charged.get(timeout=30)
     wait_until_nothing_is_left(after)
     assert len(after.journal.events("charged")) == 1
+
+
+@pytest.mark.parametrize("how", ["as the next step", "as a link", "as a chord's body"])
+def test_what_is_behind_a_queued_call_is_sent_whatever_own_option_it_has(deployed, account, how):
+    with closing(deployed()) as before:
+        before.stop()
+        charge = before.module.charge
+        behind = charge.si(f"{account}-behind").set(lock_max_wait=60)
+        if how == "as a link":
+            charged = charge.apply_async((account,), link=behind)
+        elif how == "as the next step":
+            charged = chain(charge.si(account), behind).delay()
+        else:
+            charged = chord([charge.si(account)], behind).delay()
+    after = deployed(lock_on_conflict="drop")
+    charged.get(timeout=30)
+    after.journal.wait_for("charged", account=f"{account}-behind")

@@ -50,6 +50,11 @@ def sends(signature):
     return app.signature(signature).delay().id
 
 
+@app.task(base=LockedTask, lock_key="sends")
+def sends_under_lock(signature):
+    return sends(signature)
+
+
 @app.task(bind=True, base=LockedTask, lock_key="account:{account}", max_retries=1)
 def retries(self, account, ttl=None):
     if not self.request.retries:
