@@ -61,8 +61,9 @@ def test_a_copy_waits_behind_the_execution_and_is_discarded_after_its_clean_end(
     assert twin.result.state == "PENDING", "the copy wrote a state over that of the first"
     twin.let_go()
     assert twin.result.get(timeout=20) == "run 1"
-    # It was parked behind the execution, and went with it.
-    assert twin.states(2) == ["IGNORED", "SUCCESS"]
+    # It was parked behind the execution, and went with it; or came once more, and found the result.
+    ignored = 2 if name == "works_acked_late" else 1
+    assert sorted(twin.states(ignored + 1)) == ["IGNORED"] * ignored + ["SUCCESS"]
     assert twin.result.get(timeout=20) == "run 1"
     assert len(twin.permits()) == 1
 
