@@ -53,6 +53,8 @@ def test_a_parked_call_that_ends_at_the_lock_of_the_new_code_does_not_run_later(
         else:
             with pytest.raises(LockConflict):
                 charged.get(timeout=30)
+        # Not only when its message comes once more, and is known as a copy.
+        assert not Locks(after.module.app).get(first.name).waiting
     wait_until_nothing_is_left(after)
     assert after.journal.events("charged") == []
 
