@@ -107,8 +107,9 @@ end
 local function leave_queue(lock)
   local waiter = lock.queued and Queue.waiter(lock, execution)
   -- A waiter in a process leaves with its attempt. A parked message stays when the attempt ends for which it
-  -- was resumed, and leaves when its execution has ended. It also leaves with the attempt that has parked it
-  -- and does not know so, as it heard no answer; if that attempt was killed, the message is all that is left.
+  -- was resumed, and leaves when its execution has ended; one of an execution that is not acknowledged asks
+  -- for the result. It also leaves with the attempt that has parked it and does not know so, as it heard no
+  -- answer; if that attempt was killed, the message is all that is left.
   -- The place of a call whose message is awaited is no attempt's: it leaves by a release of what is kept.
   local stays = ended == 'killed' or ended == 'parked'
   local parked_it = waiter and waiter.parked and not waiter.arrived and not stays

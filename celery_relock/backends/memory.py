@@ -1775,8 +1775,9 @@ def _is_waited_for(lock: _Lock, execution_id: str) -> bool:
 def _takes_back(place: _Place, attempt_id: str, ended: str) -> bool:
     """Whether a release also removes a place. A parked message outlives the attempt for which it
     was resumed. It goes with the attempt that parked it and heard no answer, unless that attempt
-    was killed; and with the end of its execution, of which it is a copy. The place of a call whose
-    message is awaited belongs to no attempt."""
+    was killed; and with the end of its execution, of which it is a copy, unless that is not
+    acknowledged: then it asks. The place of a call whose message is awaited belongs to no attempt.
+    """
     if not place.parked:
         return place.claim.attempt_id == attempt_id
     if attempt_id == KEPT and place.awaited:

@@ -336,8 +336,7 @@ class Execution:
                 # As `ended_as` says it, but without a call.
                 is_told = over and self.header is not None and self.header.own
                 has_retried = self.delivery is not None and self.delivery.retry is not None
-                ended: EndedAs = "retried" if has_retried else well
-                ended = ended if is_told else ""
+                ended: EndedAs = "" if not is_told else "retried" if has_retried else well
                 self.ended = attempt if ended == well else None
                 is_left = False
                 try:
