@@ -433,7 +433,8 @@ class Reaper:
                 left_to = Successor(entry.successors, entry.keep) if entry.successors else None
                 of = entry.names, entry.execution_id, entry.attempt_id
                 killed = Release(*of, "killed", REMEMBER_DEAD, successor=left_to)
-                self._parking.release(killed)
+                # All reapers of a host hear of a death at once: one of them has released it.
+                held = self._parking.release(killed) and held
             except RelockError as error:
                 failures.append(error)
                 continue

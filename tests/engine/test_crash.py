@@ -494,6 +494,29 @@ def test_who_only_waited_for_a_lock_is_not_said_to_have_held_it(folder, journal,
     assert any("reclaimed" in text for text in caplog.messages) == (holder == "attempt1")
 
 
+def test_of_several_reapers_the_one_that_has_freed_a_lock_tells_of_it(
+    folder, journal, monkeypatch, runs, caplog
+):
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(engine, "journal", journal)
+    process = runs()
+    process.held("a")
+    (folder / "1-1").write_bytes((folder / journals.process_name(os.getpid())).read_bytes())
+    parking = process.engine.parking
+    inspect = parking.backend.inspect
+
+    def inspect_and_be_overtaken(*asked):
+        found = inspect(*asked)
+        monkeypatch.setattr(parking.backend, "inspect", inspect)
+        Reaper(parking).look()
+        return found
+
+    monkeypatch.setattr(parking.backend, "inspect", inspect_and_be_overtaken)
+    Reaper(parking).look()
+
+    assert ["reclaimed" in text for text in caplog.messages].count(True) == 1
+
+
 def test_where_proc_is_that_of_other_processes_nobody_is_called_dead():
     command = ["unshare", "--map-root-user", "--pid", "--fork"]
     if subprocess.run([*command, "true"], capture_output=True, check=False).returncode:
