@@ -405,7 +405,9 @@ def _park(
     if isinstance(found, Held):
         return found
     if isinstance(found, Full):
-        raise LockConflict(f"{describe_full(found)}; {error.reason}", *error.args[1:])
+        refused = LockConflict(f"{describe_full(found)}; {error.reason}", *error.args[1:])
+        attempt.lease.tell("conflict", refused.reason, policy="raise")
+        raise refused
     if isinstance(found, Deadlocked):
         raise deadlock(attempt, found)
     if isinstance(found, Parked):

@@ -87,6 +87,19 @@ def test_a_conflict_is_told_with_the_holder(worker, monitor, account, held):
     assert signal["task_id"] == sent.id
 
 
+def test_one_more_than_lock_max_parked_is_told_as_a_failure(worker, monitor, account, held):
+    parked = worker.module.parks_one.delay(account)
+    wait_until_parked(worker, f"account:{account}")
+    refused = worker.module.parks_one.delay(account)
+    with pytest.raises(LockConflict):
+        refused.get(timeout=20)
+    told = [each for each in _told(worker, "conflict", account, 3) if each["task_id"] == refused.id]
+    assert [each["policy"] for each in told] == ["wait", "raise"]
+    assert "which is lock_max_parked" in told[1]["reason"]
+    worker.journal.add(f"free {account}")
+    parked.get(timeout=20)
+
+
 @pytest.mark.parametrize("is_parked", [True, False])
 def test_a_task_that_waits_is_blocked_in_a_monitor_until_its_body_begins(
     worker, monitor, account, is_parked

@@ -49,6 +49,11 @@ def raises(self, account):
     return self.lock.fence
 
 
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_max_parked=1)
+def parks_one(self, account):
+    return self.lock.fence
+
+
 @app.task(base=LockedTask, bind=True, lock_key=KEY, lock_on_conflict="drop")
 def drops(self, account):
     return self.lock.fence
