@@ -39,7 +39,7 @@ from ..errors import LockConfigError, LockUnavailable, RelockError
 from . import delayed
 from . import events as worker_events
 from .broker import answers, is_amqp, producer_of
-from .message import HEADER, Header, header_of, is_lockable, parse
+from .message import HEADER, Header, header_of, is_lockable, keep_header, parse
 
 # A message of more bytes is not parked: it stays with the broker, which is made for it.
 LARGEST = 1_000_000
@@ -491,6 +491,9 @@ def send_again(task: Any, message: Any, pause: float) -> bool:
         if text is not None:
             publish(task.app, text, delay=pause)
             return True
+    # It waits in its slot: `lock_max_wait` counts from now on, as it would in the next message.
+    header = header_of(message)
+    keep_header(message, header._replace(since=header.again().since))
     return False
 
 

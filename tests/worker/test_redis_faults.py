@@ -140,6 +140,14 @@ def test_with_the_broker_away_too_the_execution_stays_in_its_slot(worker, accoun
     assert result.get(timeout=30)["protected"]
 
 
+def test_what_stays_in_its_slot_waits_no_longer_than_lock_max_wait(worker, account, down):
+    result = worker.module.stays_in_its_slot_briefly.delay(account)
+    with pytest.raises(LockUnavailable):
+        result.get(timeout=30)
+    down()
+    assert not worker.journal.events("inside", account=account)
+
+
 def test_down_at_release_leaves_the_result_as_it_is(worker, account, locks, down):
     down()
     result = worker.module.holds.delay(account)

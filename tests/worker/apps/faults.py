@@ -72,6 +72,17 @@ def stays_in_its_slot(self, account):
     return work(self, account)
 
 
+@app.task(
+    base=WithoutABroker,
+    bind=True,
+    lock_key=KEY,
+    lock_on_unavailable="retry",
+    lock_max_wait=1.0,
+)
+def stays_in_its_slot_briefly(self, account):
+    return work(self, account)
+
+
 @app.task(base=LockedTask, bind=True, lock_key=KEY, lock_ttl=1.5)
 def holds(self, account):
     return _hold(self, account)
