@@ -9,6 +9,7 @@ without.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -22,7 +23,7 @@ from ..engine.lease import State
 from ..engine.protocol import Answer, Ended, HoldInfo, Successor
 from ..errors import LockUnavailable, RelockError
 from ..worker.beside import HeldBeside
-from ..worker.conflict import release
+from ..worker.conflict import Attempt, release, without_redis
 from ..worker.ending import end_unexecuted, is_requeued, locks_of, remember_for, withdraw_later
 from ..worker.message import QUEUED, header_of
 from ..worker.states import Late, SentAgain, Waits, end_dropped, show_revoked
@@ -56,7 +57,7 @@ def around(execution: Execution, locked: Callable[[Body], Any]) -> Any:
     held.delivery.ended_for_good = held.ask_replaced
 
     def marked_body(make_hold: MakeHold) -> Any:
-        held.begin()
+        held.begin(make_hold)
         return execution.run_body(make_hold)
 
     def run() -> Any:
@@ -165,18 +166,14 @@ class _HeldMarker(HeldBeside):
         taken = isinstance(answer, Ended) and (answer.replaced or self.held)
         self.replaced = self.replaced or taken
 
-    def begin(self) -> None:
+    def begin(self, make_hold: MakeHold) -> None:
         """The execution has its locks, and its body comes next."""
         self.begun = True
         until, replaces = self.call.marker.until, self.call.options.on_duplicate == "replace"
         if until == marker.START:
-            try:
-                # Before the first line: a call from now on gets an execution of its own.
-                if not (replaces and self._was_replaced()):
-                    self._free()
-            except LockUnavailable:
-                if self.call.options.on_unavailable != "run":
-                    raise
+            # Before the first line: a call from now on gets an execution of its own.
+            while not self._start(make_hold, replaces):
+                pass
         elif until == marker.DONE:
             if not self.held:
                 # That of the attempt before, which has ended meanwhile: it was killed, or parked.
@@ -193,6 +190,31 @@ class _HeldMarker(HeldBeside):
         """Raise Late if it is known that a later call has replaced this one."""
         if self.replaced:
             raise Late("was replaced by a later call")
+
+    def _start(self, make_hold: MakeHold, replaces: bool) -> bool:
+        """Free the marker, unless the call was replaced. False to try once more.
+
+        Raises:
+            SentAgain, LockUnavailable: as from `obtain`.
+        """
+        try:
+            if not (replaces and self._was_replaced()):
+                self._free()
+        except LockUnavailable as error:
+            if self.call.options.on_unavailable != "run":
+                self._put_off(make_hold, error)
+                return False
+        return True
+
+    def _put_off(self, make_hold: MakeHold, error: LockUnavailable) -> None:
+        """Returns where neither Redis nor the broker can be reached, and it still has its locks: a
+        body that is to run later must not begin without them."""
+        call = self.call
+        attempt = Attempt(self.task, call.engine, self.lease, call.options, self.message)
+        while True:
+            time.sleep(without_redis(attempt, error) or 0.0)
+            if not make_hold().lost:
+                return
 
     def _free(self) -> None:
         """No other attempt of this execution, and no copy of its message, gets the marker again."""

@@ -165,7 +165,7 @@ def obtain(attempt: Attempt) -> Held | None:
                     return held
                 continue
             except LockUnavailable as error:
-                pause = _without_redis(attempt, error)
+                pause = without_redis(attempt, error)
                 if pause is None:
                     return None
             # Neither Redis nor the broker can be reached: the execution stays in its slot, or it
@@ -209,7 +209,7 @@ def _is_held_by(executions: Sequence[str], attempt: Attempt) -> bool:
         return False  # it is asked for its lock next, and says so, too
 
 
-def _without_redis(attempt: Attempt, error: LockUnavailable) -> float | None:
+def without_redis(attempt: Attempt, error: LockUnavailable) -> float | None:
     """Redis cannot be reached: do what the task's policy says. Returns None if the body is to run
     without its locks; else for how many seconds to wait, as the message could not be sent again."""
     policy, message, pause = attempt.options.on_unavailable, attempt.message, None

@@ -323,7 +323,8 @@ class Execution:
             try:
                 result = run_body(make_hold)
             except Exception as error:
-                over = is_over(attempt, error)
+                # What is sent again before its body begins (`dedup`) is to find no end of itself.
+                over = not isinstance(error, SentAgain) and is_over(attempt, error)
                 raise
             over = True
             return result
