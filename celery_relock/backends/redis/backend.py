@@ -274,11 +274,7 @@ class RedisBackend:
     def renew(
         self, renewals: Sequence[Renewal], *, within: float | None = None, once: bool = False
     ) -> list[bool]:
-        try:
-            found = self._in_batches("renew", renewals, self._renew_call, within, once)
-        except RelockError as error:
-            names = [each.name for each in renewals]
-            raise with_locks(error, "renew", names) from error.__cause__
+        found = self._in_batches("renew", renewals, self._renew_call, within, once)
         return [kept == 1 for kept in found]
 
     def _renew_call(self, part: Sequence[Renewal]) -> Call:
@@ -412,6 +408,20 @@ class RedisBackend:
         once: bool = False,
     ) -> list[Any]:
         """One line of a reply for each renewal."""
+        try:
+            return self._lines(verb, renewals, call, within, once)
+        except RelockError as error:
+            names = [each.name for each in renewals]
+            raise with_locks(error, verb, names) from error.__cause__
+
+    def _lines(
+        self,
+        verb: str,
+        renewals: Sequence[Renewal],
+        call: Callable[[Sequence[Renewal]], Call],
+        within: float | None,
+        once: bool,
+    ) -> list[Any]:
         script = self._scripts[verb]
         parts = in_parts(renewals, lambda each: self.keys.bucket(each.name), BATCH)
         calls = list(map(call, parts))

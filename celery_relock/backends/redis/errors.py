@@ -115,7 +115,12 @@ _WRAPPING = re.compile(
 _CODE = re.compile(r"(?:ERR )?-?([A-Z][A-Z-]+)\b")
 _AWAY = "Redis cannot be reached: check that it runs, and the address"
 # What a verb does, where its name does not say so to a person.
-_DOES = {"place": "take a place in", "debounce": "look for", "force_release": "release"}
+_DOES = {
+    "place": "take a place in",
+    "debounce": "look for",
+    "force_release": "release",
+    "heartbeat": "wait for",
+}
 # What a name stands for that is not a lock's own.
 _WHAT = {MARKER: "the dedup marker for", DEBOUNCE: "the burst of calls for", LINE: "the order of"}
 

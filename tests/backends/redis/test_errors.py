@@ -462,6 +462,7 @@ def test_an_error_of_an_outage_says_what_was_to_be_done_with_which_lock(
     calls: dict[str, tuple[Any, ...]] = {
         "acquire": (Claim(*own, "owner", names, (1,) * len(names), 30.0),),
         "renew": ([Renewal(name, *own, 30.0) for name in names],),
+        "heartbeat": ([Renewal(name, *own, 30.0, 6.0) for name in names],),
         "downgrade": (names, *own),
         "release": (Release(names, *own),),
         "inspect": ("account:42",),
@@ -472,7 +473,8 @@ def test_an_error_of_an_outage_says_what_was_to_be_done_with_which_lock(
             getattr(backend, verb)(*arguments)
 
         one = verb == "inspect" or len(names) == 1
-        said = f"Cannot {verb} lock 'account:42'{'' if one else ' and 1 more'}: Redis cannot be"
+        does = "wait for" if verb == "heartbeat" else verb
+        said = f"Cannot {does} lock 'account:42'{'' if one else ' and 1 more'}: Redis cannot be"
         assert raised.value.reason.startswith(said)
         assert raised.value.name == ("account:42" if one else None)
 
