@@ -12,6 +12,7 @@ process that happens to publish it: that one runs for somebody else.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from base64 import b64decode, b64encode
@@ -444,6 +445,9 @@ def _queues_at(app: Celery, exchange: str, routing_key: str) -> list[Any]:
     return []
 
 
+# Who asks is no part of the place: a key of SQS is rotated. And from kombu 5.7 on, an address
+# without a password shows a masked one, but what the kombu before has parked is to be resumed.
+_LOGIN = re.compile("//[^/@]*@")
 # By app: the id of its home, by queue for what has one of its own; "" for all others.
 _homes: WeakKeyDictionary[Any, dict[str, str]] = WeakKeyDictionary()
 # Options of kombu's transports by which deployments share a broker, and have queues of their own.
@@ -470,9 +474,7 @@ def _homes_of(app: Celery) -> dict[str, str]:
     app = app._get_current_object() if isinstance(app, Proxy) else app
     if app not in _homes:
         with app.connection_for_write() as connection:
-            # Who asks is no part of the place: a key of SQS is rotated.
-            connection.userid = None
-            place = connection.as_uri()
+            place = _LOGIN.sub("//", connection.as_uri(), count=1)
         options = connection.transport_options or {}
         prefixes = filter(None, map(options.get, _PREFIXES))
         predefined = options.get("predefined_queues") or {}

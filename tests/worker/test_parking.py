@@ -18,6 +18,7 @@ from celery.app.task import Context
 from kombu.message import Message as Received
 from kombu.utils.json import dumps
 
+from celery_relock.engine import ids
 from celery_relock.worker import parking
 from celery_relock.worker.message import Header, parse
 from celery_relock.worker.parking import CARRIED, Carried, RawMessage, carried, parked_text, publish
@@ -378,6 +379,23 @@ def test_homes_differ_by_app_and_broker_and_tell_nothing(app, redis_url):
         assert "secret" not in parking.home(elsewhere)
     with Celery("another", broker=redis_url) as other:
         assert parking.home(other) != here
+
+
+@pytest.mark.parametrize(
+    ("broker", "place"),
+    [
+        ("redis://host:1/0", "redis://host:1/0"),
+        ("redis://:secret@host:1/0", "redis://host:1/0"),
+        ("rediss://user:secret@host/0", "rediss://host:6379/0"),
+        ("sentinel://a:26379/1;sentinel://b:26379/1", "sentinel://a:26379/1"),
+        ("amqp://user:secret@host//", "amqp://host:5672//"),
+        ("amqp://host//", "amqp://host:5672//"),
+    ],
+)
+def test_a_home_is_the_same_with_every_kombu_and_every_login(broker, place):
+    # What the worker of one release has parked, that of the next one resumes.
+    with Celery("shop", broker=broker) as app:
+        assert parking.home(app) == ids.digest(repr(("shop", place)).encode())
 
 
 @pytest.mark.parametrize("option", ["global_keyprefix", "queue_name_prefix"])
