@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 from .engine.protocol import MOST_PARKED, REMEMBER
 from .errors import LockConfigError, without_locals
@@ -30,6 +29,12 @@ KNOWN = frozenset(_PREFIX + name for name in (*SETTINGS, *OPTION_NAMES))
 _TRANSPORT = ("master_name", "sentinel_kwargs", "min_other_sentinels")
 _OWN_TRANSPORT = (*_TRANSPORT, "patience")
 _REDIS = ("redis", "rediss", "unix", "socket", "redis+socket", "sentinel")
+# Celery's settings for what the URL of its result backend lacks.
+_LOGIN = {
+    "username": "redis_username",
+    "password": "redis_password",
+    "credential_provider": "redis_backend_credential_provider",
+}
 # Split a list of URLs where the next URL starts: a password can contain a semicolon.
 _NEXT_URL = re.compile(r";(?=[\w+.-]+://|\Z)")
 _UNSET = object()
@@ -48,7 +53,8 @@ class BackendSettings(NamedTuple):
             as the URL says, or None.
         namespace: the prefix of all keys.
         source: the setting that the URL came from.
-        transport: the part of Celery's `…_transport_options` that is for Sentinels.
+        transport: the part of Celery's `…_transport_options` that is for Sentinels; and `login`,
+            what the URL of the result backend lacks.
         replicas: how many replicas must have a hold, and within how many seconds.
         remember: for how many seconds an execution that has ended is remembered.
         most_parked: how many messages can be parked for all locks together, and of how many bytes.
@@ -97,6 +103,8 @@ def backend_settings(app: Any) -> BackendSettings:
                 of = "result_backend" if is_backend else "broker"
                 theirs = conf.get(f"{of}_transport_options") or {}
                 options = {name: theirs[name] for name in _TRANSPORT if name in theirs}
+                if is_backend and (login := _login(conf)):
+                    options["login"] = login
                 return BackendSettings(
                     url, ssl or None, source=source, transport=options or None, **beside
                 )
@@ -257,10 +265,12 @@ def _own_url(conf: Any) -> str | None:
 
 def _old_backend(conf: Any) -> str:
     """The URL that `result_backend = "redis"` stands for, from redis_host, redis_port and so on."""
-    user, password = conf.get("redis_username") or "", conf.get("redis_password") or ""
-    login = f"{quote(user, safe='')}:{quote(password, safe='')}@" if user or password else ""
     host, port = conf.get("redis_host") or "localhost", conf.get("redis_port") or 6379
-    return f"redis://{login}{host}:{port}/{conf.get('redis_db') or 0}"
+    return f"redis://{host}:{port}/{conf.get('redis_db') or 0}"
+
+
+def _login(conf: Any) -> dict[str, Any]:
+    return {name: value for name, written in _LOGIN.items() if (value := conf.get(written))}
 
 
 def _urls(value: Any) -> list[str]:

@@ -106,7 +106,18 @@ def test_a_password_arrives_as_it_was_escaped_and_is_not_shown() -> None:
 def test_the_old_redis_settings_of_celery_are_read() -> None:
     app = make(result_backend="redis", redis_host="h", redis_password="p@ss/", redis_db=4)
 
-    assert found(app)[0] == "redis://:p%40ss%2F@h:6379/4"
+    assert found(app)[0] == "redis://h:6379/4"
+    assert backend_settings(app).transport == {"login": {"password": "p@ss/"}}
+
+
+def test_celerys_login_of_the_result_backend_is_read_and_the_brokers_is_another() -> None:
+    login = {"redis_username": "u", "redis_password": "secret"}
+    app = make(result_backend="redis://h/1", broker_url="redis://b", **login)
+    assert backend_settings(app).transport == {"login": {"username": "u", "password": "secret"}}
+    assert "secret" not in repr(backend_settings(app))
+
+    assert backend_settings(make(broker_url="redis://b", **login)).transport is None
+    assert backend_settings(make(relock_url="redis://l", **login)).transport is None
 
 
 @pytest.mark.parametrize(

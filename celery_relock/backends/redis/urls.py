@@ -71,7 +71,8 @@ def transport_for_url(
         ssl: as Celery's `broker_use_ssl`: options whose names start with `ssl_`, or True.
         transport: for Sentinels, as in Celery's transport options: `master_name`,
             `sentinel_kwargs`, `min_other_sentinels`; and, also for a cluster, `patience`: for how
-            many seconds to wait for a failover.
+            many seconds to wait for a failover. `login`: options for those that the URL lacks, of
+            `username`, `password` and `credential_provider`.
         replicas: how many replicas must have a hold before it is valid.
 
     Raises:
@@ -87,7 +88,7 @@ def transport_for_url(
         return _of_sentinels(url, ssl, given, shown, replicas)
     if "+cluster" in scheme:
         return _of_cluster(url, ssl, given, shown, replicas)
-    return _server(_options(url, ssl, shown), replicas)
+    return _server(_options(url, ssl, shown, given.get("login")), replicas)
 
 
 def transport_for_client(
@@ -254,7 +255,7 @@ def _of_sentinels(
     parts = _NEXT_URL.split(url.strip().rstrip(";"))
     if any(";" in _hosts(part) or "," in _hosts(part) for part in parts):
         raise LockConfigError(f"{shown}: write sentinel:// before each Sentinel, with ; between")
-    options, *others = [_options(part, ssl, shown) for part in parts]
+    options, *others = [_options(part, ssl, shown, given.get("login")) for part in parts]
     if any(other["db"] not in (0, options["db"]) for other in others):
         raise LockConfigError(
             f"{shown}: Celery reads the database from the first Sentinel's URL alone: write it "
@@ -319,11 +320,14 @@ def _of_cluster(
     return _cluster(seeds, options, replicas, None, _number(given, "patience", FAILOVER, shown))
 
 
-def _options(url: str, ssl: Any, shown: str) -> dict[str, Any]:
+def _options(
+    url: str, ssl: Any, shown: str, login: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """redis-py's options for one URL, with its class of connection."""
     try:
         parts = urlsplit(url.strip())
-        query = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
+        query = dict(login or {})
+        query |= parse_qsl(parts.query, strict_parsing=bool(parts.query))
         (parts.hostname or "").encode("idna")  # as a connection does
         # An @ in the path: it is the rest of a password with a slash.
         is_rest = parts.scheme not in _SOCKETS and "@" in parts.path
@@ -335,8 +339,8 @@ def _options(url: str, ssl: Any, shown: str) -> dict[str, Any]:
             "? as %3F, # as %23, % as %25"
         ) from None
     found: dict[str, Any] = {**_TIMEOUTS, "client_name": "celery-relock"}
-    login = {"username": unquote(parts.username or ""), "password": unquote(parts.password or "")}
-    found |= {name: value or query.get(name) for name, value in login.items()}
+    own = {"username": unquote(parts.username or ""), "password": unquote(parts.password or "")}
+    found |= {name: value or query.get(name) for name, value in own.items()}
     given = _converted(query, shown)
     found |= {name: value for name, value in given.items() if name in _IN_URLS}
     if "credential_provider" in found:
@@ -392,8 +396,10 @@ def _refuse_mistaken(name: str, shown: str) -> None:
         raise LockConfigError(f"{shown} has no option {name}. Did you mean {close[0]}?")
 
 
-def _provider(dotted: str) -> Any:
+def _provider(dotted: Any) -> Any:
     """An object that provides credentials for each connection. Celery's URLs name its class."""
+    if not isinstance(dotted, str):
+        return dotted
     module, _, name = dotted.replace(":", ".").rpartition(".")
     return _Provider(getattr(import_module(module), name))
 

@@ -66,6 +66,12 @@ def test_a_list_of_sentinels_as_celery_writes_it_leads_to_the_master(
     works(service.url.replace("sentinel:", "SENTINEL:"), namespace, service.transport)
 
 
+def test_a_login_beside_the_url_is_the_masters(service: Watched, namespace: str) -> None:
+    plain = service.url.replace(f":{quote(MASTERS, safe='')}@", "")
+    assert plain != service.url
+    works(plain, namespace, {**service.transport, "login": {"password": MASTERS}})
+
+
 def test_the_name_of_the_master_may_stand_in_the_url(service: Watched, namespace: str) -> None:
     secret = {"sentinel_kwargs": {"password": SENTINELS}}
     works(f"{service.url}?master_name={service.service}", namespace, secret)

@@ -323,6 +323,23 @@ def test_a_credential_provider_for_coroutines_alone_is_refused(
         asyncio.run(acquire())
 
 
+@pytest.mark.parametrize("provider", ["shop_credentials.Credentials", Credentials()])
+def test_a_login_beside_the_url_is_used_where_the_url_has_none(
+    own_redis: Callable[..., RedisServer], monkeypatch: pytest.MonkeyPatch, provider: object
+) -> None:
+    server = own_redis(password=PASSWORD)
+    monkeypatch.setitem(sys.modules, "shop_credentials", sys.modules[__name__])
+
+    def logs_in(user: str, **login: object) -> bool:
+        url = f"redis://{user}127.0.0.1:{server.port}/0"
+        (answer,) = transport_for_url(url, None, {"login": login}).at("").answers(("PING",))
+        return bool(answer == b"PONG")
+
+    assert logs_in("", credential_provider=provider)
+    assert logs_in("", username="default", password=PASSWORD)
+    assert logs_in(f":{quote(PASSWORD, safe='')}@", password="of another Redis")
+
+
 def test_a_credential_provider_is_named_as_in_celerys_urls(
     own_redis: Callable[..., RedisServer], connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
