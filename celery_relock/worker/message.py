@@ -53,6 +53,8 @@ CANVASES: Mapping[str | None, tuple[str, ...]] = {
 # How many ancestors are passed on, the nearest first. Without a bound the message of a task that
 # sends itself would become longer each time.
 _MOST_ANCESTORS = 32
+# Seconds since the epoch that are later than any clock says (the year 5138).
+_LAST = 1e11
 # An attribute of a request: our header, once it was read.
 _PARSED = "relock_read"
 
@@ -356,6 +358,13 @@ def _named(value: Any, kind: type) -> tuple[str, Any]:
     return _is(str)(name), _is(kind)(told)
 
 
+def _seconds(value: int | float) -> float:
+    # JSON has numbers that are no time: NaN, Infinity, and those that no float can be.
+    if 0 <= value < _LAST:
+        return float(value)
+    raise ValueError(value)
+
+
 def _ids(value: Any) -> tuple[str, ...]:
     return tuple([_id(each) for each in _is(list, tuple)(value)[:_MOST_ANCESTORS] if each])
 
@@ -363,7 +372,7 @@ def _ids(value: Any) -> tuple[str, ...]:
 _READ: dict[str, Callable[[Any], Any]] = {
     "execution_id": _id,
     "attempts": _is(int),
-    "since": lambda value: float(_is(int, float)(value)),
+    "since": lambda value: _seconds(_is(int, float)(value)),
     "own": lambda value: value is not False,
     "parked_at": _is(str),
     "first": lambda value: _id(value) if value else "",

@@ -14,7 +14,7 @@ from celery.worker.request import Request
 from celery_relock import LockedTask, declaration
 from celery_relock.declaration import forget_engine
 from celery_relock.dedup import marker
-from celery_relock.worker.message import HEADER, moment
+from celery_relock.worker.message import HEADER, VERSION, Header, moment, parse
 
 
 def an_app(prefix: Any) -> Any:
@@ -131,3 +131,13 @@ def test_a_call_that_is_not_to_expire_does_not_whatever_its_task_says() -> None:
     # A second more than it lives, as a worker's clock may be behind.
     assert marker.counts_for(task, {"expires": None}) > 61.0 == marker.counts_for(task, {})
     assert marker.counts_for(task, {"expires": 5}) == 6.0
+
+
+@pytest.mark.parametrize(
+    "since", ["soon", -1, float("nan"), float("inf"), 1e308, pytest.param(10**400, id="no float")]
+)
+def test_a_header_with_a_time_that_is_none_counts_as_left_out(since: object) -> None:
+    header = {"v": VERSION, "execution_id": "e", "attempts": 1}
+
+    assert parse({**header, "since": since}) is None
+    assert parse({**header, "since": 5}) == Header("e", attempts=1, since=5.0)
