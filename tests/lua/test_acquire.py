@@ -195,6 +195,7 @@ def test_a_late_copy_of_an_attempt_that_ended_acquires_nothing_and_another_attem
     desk.release("r1", ended="attempt")
 
     assert desk.acquire("r1") == Ended()
+    assert desk.raw("acquire", *claim_of(desk, "r1", "n")) == ["ENDED"]
     assert isinstance(desk.acquire("r1", "other"), Held)
 
 
