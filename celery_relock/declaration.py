@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
 from celery import Task
@@ -364,16 +364,32 @@ def _options(cls: Any, task: Any) -> dict[str, object]:
     names = [name for name in public if name.startswith(_PREFIX) and name not in _METHODS]
     written = {name: _as_written(inspect.getattr_static(cls, name), task) for name in names}
     own = {name: value for name, value in vars(task).items() if name.startswith(_PREFIX)}
+    for each in misnamed(task):
+        logger.warning("%s", each.text)
+    return {**written, **own}
+
+
+class Misnamed(NamedTuple):
+    """What a task was given that its lock does not know, and the option that it stands for."""
+
+    text: str
+    option: str
+
+
+def misnamed(task: Any) -> Iterator[Misnamed]:
+    """What a task has that is meant as an option of its lock, by another name."""
+    cls = type(task)
     # What was given to a decorator is for nobody else.
     given = vars(cls).keys() if "__wrapped__" in vars(cls) else ()
-    for name in sorted({*public} - {*names}):
+    for name in dir(cls):
+        if name.startswith(("_", _PREFIX)):
+            continue
         plain = name.replace("_", "").lower()
         option = _PREFIX + _MEANT.get(plain, "")
         is_meant = plain.startswith("lock") or name in given or name in _WITHOUT_PREFIX
-        if option != _PREFIX and is_meant and option not in names:
-            text = "task %s has %s=%.80r, which is no option of its lock. The option is %s"
-            logger.warning(text, task.name, name, getattr(cls, name), option)
-    return {**written, **own}
+        if option != _PREFIX and is_meant and not hasattr(cls, option):
+            has = f"task {task.name} has {name}={getattr(cls, name)!r:.80}"
+            yield Misnamed(f"{has}, which is no option of its lock. The option is {option}", option)
 
 
 def _as_written(value: Any, task: Any) -> Any:

@@ -19,7 +19,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from . import engines
-from .declaration import engine_of, locked_tasks
+from .declaration import engine_of, locked_tasks, misnamed
 from .engine import diagnosis
 from .engine.diagnosis import ERROR, NOTICE, SEVERITIES, WARNING, Finding
 from .engine.events import duration
@@ -220,6 +220,10 @@ def _tasks(app: Any) -> Iterator[Finding]:
                 "Its base is not LockedTask, so two executions can run at the same time.",
                 f"Write @app.task(base=LockedTask, {written[0]}=…).",
             )
+    for declared in locked_tasks(app):
+        for each in misnamed(app.tasks[declared.options.task]):
+            why = "Its lock has the default of that option."
+            yield Finding("tasks", WARNING, each.text, why, f"Write {each.option}=….")
     yield from _limits(app)
     yield from _results(app)
 

@@ -16,6 +16,7 @@ from typing import Any
 from celery import current_app
 from celery.states import SUCCESS
 
+from ..declaration import locked_tasks, misnamed
 from ..engine.events import logger
 from ..errors import LockConfigError, RelockError
 from ..options import OPTION_NAMES
@@ -58,6 +59,10 @@ def tell(app: Any) -> None:
         logger.info("locked tasks run beside %s", ", ".join(found))
     for task in app.tasks.values():
         warn_of_missing_base(task)
+    # Once more: when they were declared, this worker's log had not been opened.
+    for declared in locked_tasks(app):
+        for each in misnamed(app.tasks[declared.options.task]):
+            logger.warning("%s", each.text)
 
 
 def warn_of_missing_base(task: Any) -> None:

@@ -454,6 +454,19 @@ def test_a_task_that_only_looks_locked_and_one_that_cannot_be_loaded(app_with):
     assert "no_such_module" in only(doctor.quick(broken), "tasks").what
 
 
+def test_an_option_that_is_written_in_another_way(app_with):
+    app = app_with()
+
+    @app.task(name="charge", base=LockedTask, key="account:{account}", shared=False)
+    def charge(account):
+        pass
+
+    finding = only(doctor.quick(app), "tasks")
+    assert finding.severity == "warning"
+    assert "task charge has key='account:{account}'" in finding.what
+    assert finding.do == "Write lock_key=…."
+
+
 # -- Workers, and what is parked -----------------------------------------------------------------
 
 

@@ -90,3 +90,10 @@ def test_a_task_with_options_of_a_lock_and_another_base_is_named_when_it_is_firs
 
 def test_it_is_named_when_a_worker_starts(worker):
     worker.wait_for_log(r"looks_locked is declared with lock_key, lock_ttl and takes NO LOCK")
+
+
+def test_an_option_by_another_name_is_told_in_the_log_of_a_worker_that_starts(worker):
+    # With the time and the level of its log, which a worker with --logfile has in that file alone.
+    worker.wait_for_log(
+        r"WARNING/MainProcess\] task \S+\.misnames_its_key has key='account:.*lock_key"
+    )

@@ -68,6 +68,11 @@ def looks_locked(account):
     return account
 
 
+@app.task(base=LockedTask, key=KEY)
+def misnames_its_key(account):
+    return account
+
+
 def fails(account):
     raise ValueError(account)
 
