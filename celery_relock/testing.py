@@ -43,8 +43,19 @@ class Relock:
 
     def __init__(self, app: Any, engine: Engine) -> None:
         self.app = app
-        self._engine = engine
+        self._first = engine
+        self._used = {engine}
         self._sent: dict[str, dict[str, Sent]] = {}
+
+    @property
+    def _engine(self) -> Engine:
+        """That of the tasks now: settings that a test overrides can have another namespace."""
+        from .declaration import engine_of
+        from .settings import in_memory
+
+        engine = engine_of(self.app) if in_memory(self.app) else self._first
+        self._used.add(engine)
+        return engine
 
     def held(self, name: str) -> bool:
         """Whether anybody holds a lock."""
@@ -136,21 +147,22 @@ class Relock:
         check_name(_text(name, "hold"), "hold")
         me, attempt_id = ids.new_id(), ids.new_attempt_id()
         claim = Claim(me, attempt_id, me, (name,), (limit,), 30.0, label_of("relock.hold"))
-        lease = self._engine.lease(claim)
-        answer = self._engine.acquire(lease)
+        engine = self._engine  # in the block the settings can change
+        lease = engine.lease(claim)
+        answer = engine.acquire(lease)
         if not isinstance(answer, Held):
             raise LockConflict(describe_conflict(name, answer), name=name)
         # On the call stack, so that a call that would wait here raises LockDeadlock; as a lost
         # lease without a lock, so that no call re-enters it.
         nobody = claim._replace(names=(), limits=(), owner=ids.new_id())
-        on_the_stack = Lease(nobody, self._engine.backend)
+        on_the_stack = Lease(nobody, engine.backend)
         on_the_stack.switch(State.LOST, State.NEW)
         reentrancy.push(on_the_stack)
         try:
             yield answer.fences[0]
         finally:
             reentrancy.pop(on_the_stack)
-            self._engine.release(lease)
+            engine.release(lease)
 
 
 def _text(name: object, asked: str) -> str:
@@ -197,7 +209,8 @@ def relock(request: pytest.FixtureRequest, relock_app: Any) -> Iterator[Relock]:
             yield locks
         finally:
             before_task_publish.disconnect(locks._note)
-            _clear(engine)
+            for used in locks._used:
+                _clear(used)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from celery import Celery
 
 import celery_relock.asyncio
 from celery_relock import Lock, LockedTask
+from celery_relock.declaration import forget_settings
 from celery_relock.engine.renewal import keepalive
 from celery_relock.errors import LockConfigError, LockConflict, LockDeadlock, LockLost
 from celery_relock.testing import Relock
@@ -74,6 +75,20 @@ def test_a_lock_that_the_test_holds_is_a_conflict_at_once(
             charge(42) if how == "called" else charge.delay(42)
         assert charge(7) > token
     assert charge(42) > token
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_the_locks_are_those_of_the_settings_that_a_test_overrides(
+    eager: Celery, relock: Relock, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    charge = _charge(eager)
+    monkeypatch.setitem(eager.conf, "relock_namespace", "overridden")
+    forget_settings()  # as Django's override_settings has it done
+    assert not relock.held("account:42")  # the first test leaves it held
+    with relock.hold("account:42"), pytest.raises(LockConflict, match="account:42"):
+        charge(42)
+    charge.lock_for(42).acquire()
+    assert relock.held("account:42")
 
 
 @pytest.mark.parametrize("name", ["", "tab\tx", None, b"bytes"])
