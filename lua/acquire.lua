@@ -12,7 +12,7 @@
 -- ARGV[2] label: text, the holder for people
 -- ARGV[3] ancestors: ids with spaces between, the executions whose holds can be re-entered; empty or missing for none
 -- ARGV[4] place: text, how to queue as JSON: `wait`, or `message` and what belongs to it; with neither, or missing, it does not queue
--- Reply {HELD, fence, reentered, …}: the execution has all locks; a pair per lock
+-- Reply {HELD, fence, reentered, …}: the execution has all locks; a pair per lock, and `resumed` if it was parked until now
 -- Reply {WAIT, rank, ms}: queued at this rank; look again after ms, when the next lease ends
 -- Reply {PARKED, rank}: the message is in the queue at this rank
 -- Reply {FULL, index, count, bytes}: no room: so many messages are parked at the lock with this index; index 0 for all locks
@@ -140,6 +140,9 @@ local function take(missing)
     Holds.extend(lock, execution, call.now + lease)
     table.insert(reply, lock.holds[execution].fence)
     table.insert(reply, Holds.is_reentered(lock, execution, me) and 1 or 0)
+  end
+  if is_parked then
+    table.insert(reply, 'resumed')
   end
   return { ok = table.concat(reply, ' ') }
 end

@@ -1134,6 +1134,7 @@ class _Acquire(_Command):
         self.waiter_lease = waiter_lease
         self.request = request
         self.holds = self.passes = False
+        self.was_parked = self.me in state.parked
         self.limits = dict(zip(claim.names, claim.limits, strict=True))
         self.locks = [self.lock(name) for name in claim.names]
 
@@ -1317,7 +1318,7 @@ class _Acquire(_Command):
             hold.expiry = max(hold.expiry, self.now + self.claim.lease)
             fences.append(hold.fence)
             reentered.append(self.is_reentered(lock, self.claim))
-        return Held(tuple(fences), tuple(reentered))
+        return Held(tuple(fences), tuple(reentered), resumed=self.was_parked)
 
     def _hold(self, lock: _Lock, fence: int) -> None:
         expiry, shared = self.now + self.claim.lease, self.limits[lock.name] == SHARED

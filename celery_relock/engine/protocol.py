@@ -152,12 +152,14 @@ class Held(NamedTuple):
         repeated: the command was sent more than once, so a copy of the command may still come.
         sent: `platform.clock()` just before the try was sent that the server answered. The lease
             counts from then. 0 if the backend does not tell.
+        resumed: its message was parked until now: it has not begun since that was parked.
     """
 
     fences: tuple[int, ...]
     reentered: tuple[bool, ...]
     repeated: bool = False
     sent: float = 0.0
+    resumed: bool = False
 
 
 class Queued(NamedTuple):

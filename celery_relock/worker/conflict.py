@@ -45,6 +45,7 @@ from ..engine.protocol import (
     Full,
     Held,
     OtherAttempt,
+    Outcome,
     Parked,
     ParkRequest,
     Successor,
@@ -160,7 +161,11 @@ def obtain(attempt: Attempt) -> Held | None:
         while True:
             try:
                 answer = engine.acquire(lease)
-                held = answer if isinstance(answer, Held) else _decide(attempt, answer)
+                held = (
+                    answer
+                    if isinstance(answer, Held) and not answer.resumed
+                    else _look_at(attempt, answer)
+                )
                 if held is not None:
                     return held
                 continue
@@ -180,6 +185,22 @@ def obtain(attempt: Attempt) -> Held | None:
             _end(attempt, error)  # the rule in `delivery`
             raise
         raise
+
+
+def _tell_redelivered(message: Any, answer: Outcome) -> None:
+    """Let a message say whether its execution may have begun before, which a body asks that does
+    what cannot be undone.
+
+    The broker tells that of what a full worker has requeued, too. While Redis keeps a message, no
+    body has begun since it was parked; what was known before that is in the header. A message that
+    was never parked may meet a copy of itself that is, after its body has died.
+    """
+    header = header_of(message)
+    has_begun = header.redelivered or isinstance(answer, OtherAttempt | Ended)
+    is_kept = isinstance(answer, Held) and answer.resumed
+    is_kept = is_kept or (isinstance(answer, Conflict) and answer.parked)
+    if has_begun or (is_kept and header.parked_at):
+        message.delivery_info = {**(message.delivery_info or {}), "redelivered": has_begun}
 
 
 def _wait_for_the_attempt_before(attempt: Attempt) -> None:
@@ -273,6 +294,13 @@ def _end(attempt: Attempt, error: Exception) -> None:
     is_parked = is_silent or was_parked or bool(header_of(message).parked_at)
     is_parked = is_parked and lease.state is not State.HELD
     end_unlocked(attempt, over, is_parked=is_parked, here=not is_silent)
+
+
+def _look_at(attempt: Attempt, answer: Outcome) -> Held | None:
+    """The lock is held, or the message was parked for it until now. Returns as `_decide` does."""
+    if attempt.message is not None:
+        _tell_redelivered(attempt.message, answer)
+    return answer if isinstance(answer, Held) else _decide(attempt, answer)
 
 
 def _decide(attempt: Attempt, answer: Conflict | OtherAttempt | Ended | Deadlocked) -> Held | None:
@@ -421,7 +449,7 @@ def _park_request(attempt: Attempt, left: float | None) -> ParkRequest | None:
     bounds = {"patience": seconds_to_resume(left, message), "most": options.max_parked}
     came = header_of(message)
     header = came.made_own()
-    again = header.again()._replace(parked_at=lease.claim.names[0])
+    again = header.again(message)._replace(parked_at=lease.claim.names[0])
     request = park_request(task, message, again, **bounds)
     if request is None:
         return None

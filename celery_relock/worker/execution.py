@@ -174,6 +174,9 @@ class Execution:
             return None
         self.message = message = request
         self.header = header = header_of(message)
+        if header.redelivered:
+            # Of an earlier message: the broker knows this one alone.
+            message.delivery_info = {**(message.delivery_info or {}), "redelivered": True}
         exchange = (message.delivery_info or {}).get("exchange")
         was = carried(message) if exchange else None
         if was is None or not was.receiver:

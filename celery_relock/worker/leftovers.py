@@ -33,7 +33,7 @@ from . import events as worker_events
 from .conflict import again_of
 from .consumer import consumes_here
 from .ending import end_unexecuted, locks_of, puts_back, remember_for, withdraw_later
-from .message import ENTER, ended_request, has_begun, header_of, is_lockable
+from .message import ENTER, ended_request, has_begun, header_of, is_lockable, is_redelivered
 
 
 def is_ours(task: Any, request: Any) -> bool:
@@ -100,7 +100,7 @@ def _revoked(sender: Any = None, request: Any = None, terminated: Any = None, **
     header, was_running = header_of(request), bool(terminated)
     if header.attempts and not was_running:
         worker_events.show(sender, request.id, REVOKED)
-    again = header.attempts or (request.delivery_info or {}).get("redelivered")
+    again = header.attempts or is_redelivered(request)
     # Else it has never been executed, so it is not parked: thousands may expire together.
     if header.parked_at or was_running or again:
         with suppress(LockConfigError):  # told when the worker began

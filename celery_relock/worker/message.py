@@ -235,6 +235,7 @@ class Header(NamedTuple):
             "" for none.
         first: the id that it had before it was given one of its own: made from the task id, or that
             of the broadcast message.
+        redelivered: whether the broker has told that of a message of this execution before.
     """
 
     execution_id: str
@@ -253,6 +254,7 @@ class Header(NamedTuple):
     options: Mapping[str, Any] = {}  # never changed
     prefix: str | None = None
     refused: str = ""
+    redelivered: bool = False
 
     @property
     def first_execution_id(self) -> str:
@@ -295,9 +297,15 @@ class Header(NamedTuple):
             return self
         return self._replace(execution_id=ids.new_id(), own=True, first=self.execution_id)
 
-    def again(self) -> Header:
-        """The header for the same execution's next message."""
-        return self._replace(attempts=self.attempts + 1, since=self.since or time.time())
+    def again(self, message: Any) -> Header:
+        """The header for the same execution's next message, after this one."""
+        told, since = is_redelivered(message), self.since or time.time()
+        return self._replace(attempts=self.attempts + 1, since=since, redelivered=told)
+
+
+def is_redelivered(message: Any) -> bool:
+    """Whether the execution may have begun before, as the broker tells it."""
+    return bool((message.delivery_info or {}).get("redelivered"))
 
 
 def header_of(message: Any) -> Header:
@@ -380,6 +388,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "options": _is(Mapping),
     "prefix": _is(str),
     "refused": _is(str),
+    "redelivered": _is(bool),
     "ancestors": _ids,
     "kept": lambda value: tuple(_named(each, int) for each in value),
     "before": _ids,

@@ -488,14 +488,14 @@ def send_again(task: Any, message: Any, pause: float) -> bool:
     """Send a message again, to come back after a pause in seconds. False if that failed, which is
     logged."""
     with events.only_logged("%s was not sent again, it stays in its slot", task.name):
-        was, again = _carried(task, message), header_of(message).again().content()
+        was, again = _carried(task, message), header_of(message).again(message).content()
         text = was and parked_text(task.app, was, again, largest=None)
         if text is not None:
             publish(task.app, text, delay=pause)
             return True
     # It waits in its slot: `lock_max_wait` counts from now on, as it would in the next message.
     header = header_of(message)
-    keep_header(message, header._replace(since=header.again().since))
+    keep_header(message, header._replace(since=header.since or time.time()))
     return False
 
 

@@ -613,11 +613,8 @@ def _handler(c: Any) -> Callable[[Any], Any]:
 
     def handle(message: Any) -> Any:
         come_back(message)
-        # The broker has noted that on what a full worker requeued, and a body would take it for a
-        # sign that it has begun before.
+        # Kombu's Redis has it in the headers, too, of what a full worker has requeued.
         message.headers.pop("redelivered", None)
-        if message.delivery_info.get("redelivered"):
-            message.delivery_info["redelivered"] = False
         return take(message)
 
     return handle

@@ -36,6 +36,18 @@ def test_whoever_comes_back_when_it_is_its_turn_acquires(sent):
     assert sent.out() == ["r3"]
 
 
+def test_whoever_comes_back_hears_that_it_was_parked_and_the_next_copy_of_it_does_not(sent):
+    first = sent.acquire("r2", "back")
+    assert first.resumed
+    assert not sent.acquire("r2", "back").resumed, "a command that is repeated"
+    sent.release("r2", "back")
+    sent.acquire("r3", "next")
+    sent.release("r3", "next", ended="execution")
+    again = sent.acquire("r2", "again")
+    assert isinstance(again, Held)
+    assert not again.resumed
+
+
 def test_whoever_comes_back_too_early_stays_parked_and_keeps_its_ticket(sent):
     before = sent.client.zscore(sent.keys.of_lock("q", "a"), "r3")
 

@@ -140,7 +140,8 @@ class Twin:
     def told(self, answer: Any, names: tuple[str, ...]) -> Any:
         """An answer, to be compared; ranks without the dead, where that is to be known."""
         if isinstance(answer, Held):
-            return "HELD", [self._numbers[fence] for fence in answer.fences], answer.reentered
+            fences = [self._numbers[fence] for fence in answer.fences]
+            return "HELD", fences, answer.reentered, answer.resumed
         if isinstance(answer, Queued):
             return "WAIT", self._alive(names, answer.rank), Near(answer.recheck * 1000)
         if isinstance(answer, Parked):

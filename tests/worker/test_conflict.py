@@ -13,9 +13,11 @@ from celery import VERSION, Celery, chain, chord, group
 from celery.app.task import Context
 
 from celery_relock import LockedTask
+from celery_relock.engine.protocol import Conflict, Held
 from celery_relock.errors import LockConflict
 from celery_relock.worker import conflict, consumer
 from celery_relock.worker.conflict import pause_before
+from celery_relock.worker.message import Header, keep_header
 from tests.support import wait_for
 from tests.support.messages import send_in_protocol_1
 from tests.support.parked import lock_of, state_of, wait_until_parked
@@ -39,6 +41,22 @@ def holder(worker, account):
 
     yield let_go
     worker.journal.add(f"free {account}")
+
+
+def test_a_message_is_redelivered_unless_redis_had_kept_it_until_now():
+    """A full worker puts back what is resumed, and the broker takes that for a delivery."""
+    parked, other = (Conflict("a", 1.0, 1, "o", "l", 1, parked) for parked in (True, False))
+    for answer, parked_at, told in (
+        (Held((1,), (False,), resumed=True), "a", False),
+        (Held((1,), (False,), resumed=True), "", True),  # a copy of it was parked behind it
+        (Held((1,), (False,)), "a", True),
+        (parked, "a", False),
+        (other, "a", True),
+    ):
+        message = Context(id="t", headers={}, delivery_info={"redelivered": True})
+        keep_header(message, Header("e", parked_at=parked_at))
+        conflict._tell_redelivered(message, answer)
+        assert message.delivery_info["redelivered"] is told, (answer, parked_at)
 
 
 def _seen(worker, account):

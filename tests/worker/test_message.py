@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from celery import Celery, current_app
+from celery.app.task import Context
 from celery.signals import before_task_publish
 from celery.worker.request import Request
 
@@ -51,6 +52,13 @@ def test_a_message_has_the_prefix_of_the_app_that_sends_it_whichever_is_the_curr
     before_task_publish.disconnect(look)
 
     assert found == ["acme:"] * 3 + ["other:"] * 3
+
+
+def test_a_message_that_is_sent_again_says_that_it_was_redelivered() -> None:
+    for told in (True, False):
+        header = Header("e").again(Context(delivery_info={"redelivered": told}))
+        assert header.redelivered is told
+        assert parse(header.content()) == header
 
 
 def _prefix_of_a_plain_message(app: Any) -> str:

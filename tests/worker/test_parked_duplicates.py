@@ -99,7 +99,9 @@ def test_a_copy_takes_over_when_its_execution_is_killed(worker, message):
     wait_for(lambda: message.result.state == "SUCCESS", 20)
     assert message.result.get() == "run 2"
     wait_for(lambda: state_of(worker, message.lock).waiting == 0)
-    assert len(message.events("inside")) == 2
+    both = message.events("inside")
+    # The broker has told it of no message.
+    assert [event["redelivered"] for event in both] == [False, True]
 
 
 def test_a_copy_takes_over_when_the_worker_is_killed_before_the_result_is_stored(new_worker):

@@ -7,6 +7,7 @@ import itertools
 import time
 import uuid
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
 
@@ -428,7 +429,32 @@ def test_what_a_killed_worker_leaves_in_its_resume_queue_waits_there_for_the_nex
         assert message.headers["id"] == result.id
         message.requeue()
     other = start("amqp", namespace=worker.namespace)
-    assert [event["id"] for event in took(other, account, 2)] == [result.id] * 2
+    both = took(other, account, 2)
+    assert [event["id"] for event in both] == [result.id] * 2
+    assert [event["redelivered"] for event in both] == [False, True]
+
+
+@pytest.mark.parametrize("name", ["takes_late", "asks_again_late"])
+def test_what_a_killed_worker_had_begun_says_so_also_after_it_has_waited_for_its_lock(
+    start, account, name
+):
+    worker = ready(start("amqp"))
+    result = getattr(worker.module, name).delay(account, 60)
+    took(worker, account)
+    with ThreadPoolExecutor(1) as thread:  # that the lock is of
+        lock = lock_of(worker, f"account:{account}")
+        waits = thread.submit(lock.acquire, blocking_timeout=60)
+        wait_for(lambda: state_of(worker, lock.name).waiting, what="the waiter")
+        worker.kill()
+        other = start("amqp", namespace=worker.namespace)
+        assert waits.result(60)
+        wait_for(lambda: was_received(other, result, 2), 20, "the message that comes again")
+        if name == "takes_late":
+            wait_until_parked(other, lock.name)
+        else:
+            wait_for(lambda: was_received(other, result, 3), 20, "the one that is sent again")
+        thread.submit(lock.release).result()
+    assert [event["redelivered"] for event in took(other, account, 2)] == [False, True]
 
 
 def test_without_the_right_to_a_resume_queue_a_worker_does_without(start, account, rabbitmq):

@@ -536,8 +536,10 @@ def _answer(claim: Claim, reply: list[Any], repeated: bool, sent: float) -> Answ
     """What `acquire` replied; `repeated` and `sent` as `Transport.run` tells them."""
     tag = reply[0]
     if tag == b"HELD":
-        reentered = tuple(map(b"1".__eq__, reply[2::2]))
-        return Held(tuple(map(int, reply[1::2])), reentered, repeated, sent)
+        resumed = reply[-1] == b"resumed"
+        pairs = reply[1:-1] if resumed else reply[1:]
+        reentered = tuple(map(b"1".__eq__, pairs[1::2]))
+        return Held(tuple(map(int, pairs[::2])), reentered, repeated, sent, resumed)
     if tag == b"WAIT":
         return Queued(int(reply[1]), int(reply[2]) / 1000, repeated)
     if tag == b"BUSY":

@@ -26,7 +26,8 @@ def wait_or_return(conflict):
 def works(self, account):
     """Is inside until the test lets it go."""
     with holding(journal, self.lock):
-        journal.add("inside", account=account)
+        told = bool(self.request.delivery_info.get("redelivered"))
+        journal.add("inside", account=account, redelivered=told)
         journal.wait_for(f"free {account}", 30)
         return f"run {len(journal.events('inside', account=account))}"
 

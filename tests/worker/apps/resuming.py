@@ -134,6 +134,11 @@ def asks_again(self: Any, account: str) -> str:
     return take(self, account, 0.0)
 
 
+@app.task(base=LockedTask, bind=True, lock_key=KEY, lock_on_conflict="retry", acks_late=True)
+def asks_again_late(self: Any, account: str, seconds: float) -> str:
+    return take(self, account, seconds)
+
+
 @app.task
 def filler(seconds: float) -> None:
     time.sleep(seconds)
