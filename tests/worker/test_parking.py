@@ -398,6 +398,14 @@ def test_a_home_is_the_same_with_every_kombu_and_every_login(broker, place):
         assert parking.home(app) == ids.digest(repr(("shop", place)).encode())
 
 
+def test_of_a_list_of_brokers_the_first_one_counts():
+    first, other, same = (
+        parking.home(Celery("of-a-list", broker=f"amqp://{hosts}", set_as_current=False))
+        for hosts in ("a//;amqp://b//", "b//;amqp://a//", "a//;amqp://c//")
+    )
+    assert first == same != other
+
+
 @pytest.mark.parametrize("option", ["global_keyprefix", "queue_name_prefix"])
 def test_homes_differ_by_the_prefix_of_the_queues_and_by_no_other_option(app, option):
     def home(**options):
