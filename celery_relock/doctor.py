@@ -740,7 +740,8 @@ def _unattended(
 def _bursts(app: Any, workers: _Workers, parked: Iterable[ParkedTask]) -> Iterator[Finding]:
     """Findings about bursts: their callers park them, and might spell the broker's URL in another
     way than the workers. (Other tasks are parked by a worker, which can publish them.)"""
-    own, homes = parking.home(app), {told.get("home") for told in workers.told.values()}
+    own, told = parking.home(app), workers.told.values()
+    homes = {home for each in told for home in each.get("homes", ())}
     unsent = {each.task: each for each in parked if each.lock.startswith(DEBOUNCE)}
     unsent = {task: each for task, each in unsent.items() if each.home not in homes}
     alike = (

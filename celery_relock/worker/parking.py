@@ -448,39 +448,60 @@ def _queues_at(app: Celery, exchange: str, routing_key: str) -> list[Any]:
 # Who asks is no part of the place: a key of SQS is rotated. And from kombu 5.7 on, an address
 # without a password shows a masked one, but what the kombu before has parked is to be resumed.
 _LOGIN = re.compile("//[^/@]*@")
-# By app: the id of its home, by queue for what has one of its own; "" for all others.
-_homes: WeakKeyDictionary[Any, dict[str, str]] = WeakKeyDictionary()
 # Options of kombu's transports by which deployments share a broker, and have queues of their own.
 _PREFIXES = ("global_keyprefix", "queue_name_prefix", "region", "master_name")
+
+
+class _Homes(NamedTuple):
+    """The homes of an app: of its broker's addresses, and of the queues that have their own."""
+
+    of_broker: tuple[str, ...]
+    of_queues: dict[str, str]
+
+
+_homes: WeakKeyDictionary[Any, _Homes] = WeakKeyDictionary()
 
 
 def home(app: Celery, queue: str = "") -> str:
     """An id of the app and the broker that a message belongs to, without address and password.
 
-    It is the same in every process of the app. The app's name is in it, as another app on the same
-    broker may have other queues, as may one with another prefix of all queues. A predefined queue
-    of SQS has a home of its own: a process that was not told its URL cannot publish to it.
+    The app's name is in it, as another app on the same broker may have other queues, as may one
+    with another prefix of all queues. A predefined queue of SQS has a home of its own: a process
+    that was not told its URL cannot publish to it.
     """
     found = _homes_of(app)
-    return found.get(queue) or found[""]
+    return found.of_queues.get(queue) or found.of_broker[0]
+
+
+def homes_of_broker(app: Celery) -> tuple[str, ...]:
+    """The homes of messages without one of their own: one for each address of the broker, that of
+    `home` first. Another process may have the addresses in another order."""
+    return _homes_of(app).of_broker
 
 
 def homes(app: Celery) -> set[str]:
     """The homes of all messages that this process can publish."""
-    return {*_homes_of(app).values()}
+    found = _homes_of(app)
+    return {*found.of_broker, *found.of_queues.values()}
 
 
-def _homes_of(app: Celery) -> dict[str, str]:
+def _homes_of(app: Celery) -> _Homes:
     app = app._get_current_object() if isinstance(app, Proxy) else app
     if app not in _homes:
-        with app.connection_for_write() as connection:
-            place = _LOGIN.sub("//", connection.as_uri(), count=1)
+        connection = app.connection_for_write()  # none of these connects
+        every = connection, *map(app.connection_for_write, connection.alt[1:])
+        places = [_LOGIN.sub("//", each.as_uri(), count=1) for each in every]
         options = connection.transport_options or {}
-        prefixes = filter(None, map(options.get, _PREFIXES))
+        prefixes = [*filter(None, map(options.get, _PREFIXES))]
         predefined = options.get("predefined_queues") or {}
-        of = {"": (place, *prefixes)} | {name: (told["url"],) for name, told in predefined.items()}
-        digest = {name: repr((app.main, *each)).encode() for name, each in of.items()}
-        _homes[app] = {name: ids.digest(each) for name, each in digest.items()}
+
+        def made(*of: str) -> str:
+            return ids.digest(repr((app.main, *of)).encode())
+
+        _homes[app] = _Homes(
+            tuple(made(place, *prefixes) for place in places),
+            {name: made(told["url"]) for name, told in predefined.items()},
+        )
     return _homes[app]
 
 

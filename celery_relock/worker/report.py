@@ -23,7 +23,7 @@ def report(app: Any) -> dict[str, Any]:
         "tasks": {each.options.task: key_of(each.options.key) for each in locked_tasks(app)},
         "limits": {each.options.task: key_of(each.options.limit) for each in locked_tasks(app)},
         "beside": company.tracers(),
-        "home": parking.home(app),
+        "homes": sorted(parking.homes(app)),
     }
     try:
         told["prefix"] = key_of(name_prefix(app))

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
+from itertools import product
 from typing import Any
 
 from celery import bootsteps
@@ -43,7 +44,7 @@ from ..engine.protocol import Listener, Notice
 from ..errors import LockUnavailable, RelockError
 from .broker import is_amqp
 from .message import HEADER, parse
-from .parking import SUFFIX, channel, come_back, home, resume_queue
+from .parking import SUFFIX, channel, come_back, homes_of_broker, resume_queue
 from .unlocked import note_unreadable
 
 # Seconds between two looks of a worker. When something is known to be due sooner, it looks then.
@@ -493,8 +494,8 @@ class ResumeQueues(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery shi
         logger.warning(text, name, why, "" if for_good else "; it is tried again in a minute")
 
     def _tell(self, queues: Iterable[str]) -> None:
-        of = home(self._c.app)
-        resumer_of(self._c).consumes(channel(of, name) for name in queues)
+        of = homes_of_broker(self._c.app)
+        resumer_of(self._c).consumes(channel(*each) for each in product(of, queues))
 
 
 def resumer_of(c: Any) -> Any:

@@ -398,12 +398,13 @@ def test_a_home_is_the_same_with_every_kombu_and_every_login(broker, place):
         assert parking.home(app) == ids.digest(repr(("shop", place)).encode())
 
 
-def test_of_a_list_of_brokers_the_first_one_counts():
-    first, other, same = (
-        parking.home(Celery("of-a-list", broker=f"amqp://{hosts}", set_as_current=False))
-        for hosts in ("a//;amqp://b//", "b//;amqp://a//", "a//;amqp://c//")
+def test_a_process_publishes_what_was_parked_for_one_address_of_its_broker():
+    first, other, alone = (
+        Celery("of-a-list", broker=f"amqp://{hosts}", set_as_current=False)
+        for hosts in ("u:p@a//;amqp://u:p@b//", "b//;amqp://a//", "b//")
     )
-    assert first == same != other
+    assert parking.home(first) != parking.home(other) == parking.home(alone)
+    assert parking.homes(first) == parking.homes(other) > parking.homes(alone)
 
 
 @pytest.mark.parametrize("option", ["global_keyprefix", "queue_name_prefix"])
