@@ -134,6 +134,7 @@ _ROWS = (
     Row("gevent: revoke with terminate", GREEN, "stays", REVOKED, REVOKED, since=(5, 7)),
     Row("threads, solo: revoke with terminate, which they do not have", GREEN),
     Row("threads, gevent: `MemoryError`", GREEN, "runs_out_of_memory", FAILS, FAILS),
+    Row("threads, gevent: `sys.exit()`", GREEN, "exits", STOPS, STOPS),
     Row("threads, gevent, solo: SIGQUIT to the worker", GREEN),
     Row("prefork, solo: `MemoryError`", WORKER),
     Row("warm shutdown", WORKER),
