@@ -45,11 +45,14 @@ class TcpProxy:
         self._goes_on = threading.Event()
         self._goes_on.set()
         self._open: list[_Connection] = []
+        # Between the look whether it refuses, and the note of a connection that `refuse` is to end.
+        self._accepting = threading.Lock()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:
         """End every connection; new ones are taken."""
-        ended, self._open = self._open, []
+        with self._accepting:
+            ended, self._open = self._open, []
         for connection in ended:
             connection.is_cut = True
         hang_up([connection.server for connection in ended])
@@ -92,19 +95,21 @@ class TcpProxy:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                if self._refuses:
-                    client.close()
-                    continue
-                try:
-                    server = socket.create_connection(("127.0.0.1", self._target))
-                except OSError:  # the server is down
-                    client.close()
-                    continue
-                self.taken += 1
-                self._open.append(connection := _Connection(client, server, self._goes_on))
-                for sides in ((client, server), (server, client)):
-                    passing = threading.Thread(target=connection.pass_on, args=sides, daemon=True)
-                    passing.start()
+                with self._accepting:
+                    self._take(client)
+
+    def _take(self, client: socket.socket) -> None:
+        try:
+            if self._refuses:
+                raise ConnectionRefusedError
+            server = socket.create_connection(("127.0.0.1", self._target))
+        except OSError:  # also if the server is down
+            client.close()
+            return
+        self.taken += 1
+        self._open.append(connection := _Connection(client, server, self._goes_on))
+        for sides in ((client, server), (server, client)):
+            threading.Thread(target=connection.pass_on, args=sides, daemon=True).start()
 
 
 class _Connection:
