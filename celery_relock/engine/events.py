@@ -250,8 +250,8 @@ def describe_full(answer: Full) -> str:
     """Why a message cannot be parked."""
     if answer.name:
         return (
-            f"{answer.parked} tasks are parked for the lock {answer.name.removeprefix(LINE)!r} "
-            "already, which is lock_max_parked"
+            f"the lock {answer.name.removeprefix(LINE)!r} has {answer.parked} parked already, "
+            "which is lock_max_parked"
         )
     return (
         f"{answer.parked} messages of {answer.size} bytes are parked for all locks together, and "
