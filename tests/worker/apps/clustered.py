@@ -72,7 +72,7 @@ def reports(self: Any, account: str, number: int) -> None:
         journal.add("done", account=account, number=number)
 
 
-@app.task(base=LockedTask, bind=True, lock_key="account:{account}", lock_debounce=0.5)
+@app.task(base=LockedTask, bind=True, lock_key="account:{account}", lock_debounce=2)
 def merges(self: Any, account: str, number: int) -> None:
     with inside(self.lock):
         journal.add("done", account=account, number=number, task=self.request.id)
