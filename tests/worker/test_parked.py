@@ -258,7 +258,7 @@ def test_one_more_than_lock_max_parked_fails_and_says_why(worker, account, name,
     task = worker.module.takes_with_few
     parked = [task.delay(account) for _ in range(2)]
     wait_until_parked(worker, name, 2)
-    with pytest.raises(LockConflict, match=r"2 tasks are parked .*lock_max_parked") as caught:
+    with pytest.raises(LockConflict, match=r"has 2 parked already, .*lock_max_parked") as caught:
         task.delay(account).get(timeout=30)
     assert str(caught.value).count(caught.value.page) == 1
     held.release()
