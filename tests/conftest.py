@@ -33,6 +33,7 @@ from tests.support import (
 from tests.support.cluster import ClusterServers
 from tests.support.missing import missing
 from tests.support.monitor import Monitor
+from tests.support.proxy import Proxy
 from tests.support.rabbitmq import find_rabbitmq_server
 from tests.support.sentinel import Watched
 from tests.support.shared_rabbitmq import SharedRabbit
@@ -304,6 +305,13 @@ def journal(redis_url: str, namespace: str) -> Iterator[Journal]:
 def new_worker(redis_server: RedisServer, namespace: str) -> Iterator[Callable[..., Worker]]:
     """Start workers for this test: `new_worker("tests.worker.apps.basic", pool="threads")`."""
     yield from _workers(redis_server.url, namespace)
+
+
+@pytest.fixture(scope="module")
+def proxy(redis_server: RedisServer) -> Iterator[Proxy]:
+    """A way to Redis that loses and delays what a test asks for."""
+    with Proxy(redis_server.port) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -6,13 +6,6 @@ import pytest
 
 from celery_relock.errors import LockUnavailable
 from tests.support.parked import engine_here, lock_of
-from tests.support.proxy import Proxy
-
-
-@pytest.fixture(scope="module")
-def proxy(redis_server):
-    with Proxy(redis_server.port) as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

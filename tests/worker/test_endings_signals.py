@@ -27,12 +27,6 @@ SOON = {} if RECORD in os.environ else {LOOK_EVERY: "0.3"}
 
 
 @pytest.fixture(scope="module")
-def proxy(redis_server):
-    with Proxy(redis_server.port) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
 def worker(module_worker, proxy):
     env = {**SOON, "RELOCK_TEST_SETTINGS": json.dumps({"relock_url": proxy.url})}
     return module_worker(APP, concurrency=1, env=env)

@@ -408,39 +408,31 @@ class RedisBackend:
         once: bool = False,
     ) -> list[Any]:
         """One line of a reply for each renewal."""
-        try:
-            return self._lines(verb, renewals, call, within, once)
-        except RelockError as error:
-            names = [each.name for each in renewals]
-            raise with_locks(error, verb, names) from error.__cause__
-
-    def _lines(
-        self,
-        verb: str,
-        renewals: Sequence[Renewal],
-        call: Callable[[Sequence[Renewal]], Call],
-        within: float | None,
-        once: bool,
-    ) -> list[Any]:
         script = self._scripts[verb]
         parts = in_parts(renewals, lambda each: self.keys.bucket(each.name), BATCH)
         calls = list(map(call, parts))
         effort = Effort(within, once, renewing=within is not None and not once)
-        if within is None:
-            outcomes = [self.transport.run(script, *each)[0] for each in calls]
-        else:
-            outcomes = self.transport.run_each(script, calls, effort)
-        found: dict[Renewal, Any] = {}
-        for part, outcome in zip(parts, outcomes, strict=True):
-            if isinstance(outcome, TryAgainError) and verb == "renew":
-                # While a slot moves, its keys are at two nodes, so each key needs its own call.
-                replies = self.transport.run_each(script, [call([each]) for each in part], effort)
-                lines = [reply_of(each)[0] for each in replies]
+        try:
+            if within is None:
+                outcomes = [self.transport.run(script, *each)[0] for each in calls]
             else:
-                lines = reply_of(outcome)
-            found.update(zip(part, lines[: len(part)], strict=True))
-            self._tell_failed(lines[len(part) :])
-        return [found[renewal] for renewal in renewals]
+                outcomes = self.transport.run_each(script, calls, effort)
+            found: dict[Renewal, Any] = {}
+            for part, outcome in zip(parts, outcomes, strict=True):
+                if isinstance(outcome, TryAgainError) and verb == "renew":
+                    # While a slot moves, its keys are at two nodes, so each key needs its own call.
+                    replies = self.transport.run_each(
+                        script, [call([each]) for each in part], effort
+                    )
+                    lines = [reply_of(each)[0] for each in replies]
+                else:
+                    lines = reply_of(outcome)
+                found.update(zip(part, lines[: len(part)], strict=True))
+                self._tell_failed(lines[len(part) :])
+            return [found[renewal] for renewal in renewals]
+        except RelockError as error:
+            names = [each.name for each in renewals]
+            raise with_locks(error, verb, names) from error.__cause__
 
     def _tell_failed(self, failed: Sequence[bytes]) -> None:
         """Log what a script has not done for somebody else than its caller, which goes on."""
